@@ -1,0 +1,140 @@
+"""`gpuready NOUN VERB`: finds the noun's file, runs the verb, prints the result.
+
+A noun's file offers `VERBS`, a dict of verb to `Verb`. Input is one JSON object on stdin (never argv:
+it may hold secrets and is large); the result is the JSON contract of `gpuready.outcome`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from typing import Any
+
+from gpuready import __version__
+from gpuready.cli.verb import Call, Verb
+from gpuready.outcome import Exit, Failure, Refusal, Result
+
+NOUNS: dict[str, str] = {
+    "facts": "what this server is: GPUs, host, models, what runs",
+    "host": "settings of the host: kernel parameters, firewall",
+    "engine": "inference engines: build, list",
+    "model": "models on disk: check, list",
+    "plan": "what fits and why: make, explain",
+    "release": "rendered deployments: apply, list, rollback",
+    "deployment": "running deployments: status, and the steps of their units",
+    "spec": "what an operator declares: check, schema (controller only)",
+}
+
+
+def _verbs(noun: str) -> dict[str, Verb]:
+    """Return the verbs of a noun; only the noun's own file is imported."""
+    module = importlib.import_module(f"gpuready.cli.{noun}")
+    verbs: dict[str, Verb] = module.VERBS
+    return verbs
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gpuready",
+        description="Takes a bare GPU server, makes it serve language models, and keeps it that way.",
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    nouns = parser.add_subparsers(dest="noun", metavar="NOUN", required=True)
+    for noun, text in NOUNS.items():
+        nouns.add_parser(noun, help=text, add_help=False)
+    return parser
+
+
+def _verb_parser(noun: str, verbs: dict[str, Verb]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"gpuready {noun}", description=NOUNS[noun])
+    sub = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for name, verb in verbs.items():
+        one = sub.add_parser(name, help=verb.help, description=verb.help)
+        one.add_argument("--json", action="store_true", help="print the result as one JSON object")
+        if verb.changes:
+            one.add_argument("--check", action="store_true", help="say what would change, change nothing")
+        if verb.takes_input:
+            one.add_argument("--input", metavar="FILE", help="read the input from FILE; - or nothing: stdin")
+        for argument in verb.arguments:
+            one.add_argument(argument, metavar=argument.upper())
+    return parser
+
+
+def _read_input(source: str | None) -> dict[str, Any]:
+    """Read the JSON object that a verb takes; an empty stdin is an empty object."""
+    where = "standard input" if source in (None, "-") else str(source)
+    try:
+        if source in (None, "-"):
+            text = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
+        else:
+            with open(str(source), encoding="utf-8") as file:  # noqa: PTH123 - the path is the operator's
+                text = file.read()
+        value = json.loads(text) if text.strip() else {}
+    except OSError as error:
+        problem = Failure("input.unreadable", f"{where} cannot be read", str(error.strerror))
+        raise Refusal(problem) from error
+    except ValueError as error:
+        raise Refusal(Failure("input.not_json", f"{where} is not JSON", str(error))) from error
+    if not isinstance(value, dict):
+        raise Refusal(Failure("input.not_object", f"{where} is not a JSON object"))
+    return value
+
+
+def _print_for_people(result: Result) -> None:
+    for change in result.diff:
+        print(f"--- {change.header}")
+        for sign, text in (("-", change.before), ("+", change.after)):
+            for line in text.splitlines():
+                print(f"{sign}{line}")
+    if result.data and not result.summary:
+        print(json.dumps(result.data, indent=2, sort_keys=True))
+    if result.summary:
+        print(result.summary)
+    for failure in result.failures:
+        print(f"{failure.code}: {failure.sentence()}", file=sys.stderr)
+
+
+def run(argv: list[str]) -> tuple[Result, bool]:
+    """Run one command; return its result and whether it is to be printed as JSON."""
+    known, rest = _parser().parse_known_args(argv)
+    verbs = _verbs(known.noun)
+    options = vars(_verb_parser(known.noun, verbs).parse_args(rest))
+    verb = verbs[options["verb"]]
+    as_json = bool(options["json"])
+    try:
+        call = Call(
+            input=_read_input(options.get("input")) if verb.takes_input else {},
+            arguments=[options[name] for name in verb.arguments],
+            check=bool(options.get("check")),
+        )
+        return verb.run(call), as_json
+    except Refusal as refusal:
+        return Result(failures=refusal.failures, exit=refusal.exit), as_json
+    except PermissionError as error:
+        failure = Failure("machine.permission", f"{error.filename} may not be touched", str(error.strerror), "run as root")
+        return Result(failures=[failure], exit=Exit.MACHINE_CANNOT), as_json
+    except OSError as error:
+        what = f"{error.filename}" if error.filename else f"gpuready {known.noun} {verb}"
+        failure = Failure("machine.io", f"{what}: {error.strerror or error}", "", "run the command again once that is repaired")
+        return Result(failures=[failure], exit=Exit.FAILED), as_json
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of the console script and of the zipapp."""
+    try:
+        result, as_json = run(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:
+        print("interrupted; run the command again to finish", file=sys.stderr)
+        return 130
+    if as_json:
+        json.dump(result.as_dict(), sys.stdout)
+        print()
+    else:
+        _print_for_people(result)
+    return int(result.exit)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

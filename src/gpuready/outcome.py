@@ -1,0 +1,109 @@
+"""What every command returns and how every refusal is said.
+
+The shapes are a contract: Ansible, people and scripts read the same JSON,
+`{changed, summary, diff, failures: [{code, what, why, fix}]}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from enum import IntEnum
+from typing import Any
+
+
+class Exit(IntEnum):
+    """Exit codes of the command line."""
+
+    DONE = 0
+    """Done; with `--check`, also when changes are pending."""
+    VERIFY_NO = 1
+    """A verifying verb says no."""
+    REFUSED = 2
+    """Refused input; nothing was changed."""
+    MACHINE_CANNOT = 3
+    """The machine cannot: no driver, no permission."""
+    FAILED = 4
+    """Tried and failed; the message says which state the machine is in now."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One thing that is wrong.
+
+    `code` is stable and for machines; `what` names host, file, key and value; `why` says what makes
+    it wrong; `fix` says what is allowed or what to do next.
+    """
+
+    code: str
+    what: str
+    why: str = ""
+    fix: str = ""
+
+    def sentence(self) -> str:
+        """Return the failure as the one sentence that an operator reads."""
+        text = self.what if not self.why else f"{self.what}: {self.why}"
+        return f"{text}; {self.fix}." if self.fix else f"{text}."
+
+
+@dataclass(frozen=True)
+class Change:
+    """One difference between now and wanted, in the shape that Ansible prints as a diff."""
+
+    header: str
+    before: str
+    after: str
+
+    def as_ansible(self) -> dict[str, str]:
+        """Return the change as one entry of Ansible's `diff` list."""
+        return {
+            "before_header": self.header,
+            "after_header": self.header,
+            "before": self.before,
+            "after": self.after,
+        }
+
+
+@dataclass
+class Result:
+    """What a command did, or would do under `--check`."""
+
+    changed: bool = False
+    summary: str = ""
+    diff: list[Change] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    data: dict[str, Any] = field(default_factory=dict)
+    """What a reading verb was asked for, e.g. the facts."""
+    exit: Exit = Exit.DONE
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON contract of every command."""
+        return {
+            "changed": self.changed,
+            "summary": self.summary,
+            "diff": [change.as_ansible() for change in self.diff],
+            "failures": [asdict(failure) for failure in self.failures],
+            "data": self.data,
+        }
+
+
+class Refusal(Exception):
+    """Input that is refused before the first change, with every reason at once."""
+
+    exit = Exit.REFUSED
+
+    def __init__(self, failures: Failure | Iterable[Failure]) -> None:
+        self.failures: list[Failure] = [failures] if isinstance(failures, Failure) else list(failures)
+        super().__init__(" ".join(failure.sentence() for failure in self.failures))
+
+
+class MachineCannot(Refusal):
+    """The machine lacks what the command needs (a driver, a permission)."""
+
+    exit = Exit.MACHINE_CANNOT
+
+
+class Failed(Refusal):
+    """Tried and failed; the failures say which state the machine is in now."""
+
+    exit = Exit.FAILED

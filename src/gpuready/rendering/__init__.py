@@ -1,0 +1,1 @@
+"""The controller part that turns a plan and templates into files."""

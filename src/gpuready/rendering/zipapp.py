@@ -1,0 +1,74 @@
+"""Builds gpuready.pyz, the part of gpuready that runs on servers.
+
+One file, nothing compiled: our rooms without spec and rendering, pynvml, and the catalog as JSON. The
+same sources give the same bytes, so the file's digest says whether a server's copy is this checkout's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import io
+import json
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuready import catalog
+
+CONTROLLER_ROOMS = ("spec", "rendering")
+CARRIED_MODULES = ("pynvml",)
+# The earliest date that a zip entry can hold: the build must not depend on the clock.
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_MAIN = "import sys\nfrom gpuready.cli.main import main\nsys.exit(main())\n"
+
+
+@dataclass(frozen=True)
+class ServerPart:
+    """The built file and its identity."""
+
+    content: bytes
+    digest: str
+    """First 16 hexadecimal digits of the SHA-256 of the content."""
+
+    def write_to(self, folder: Path) -> Path:
+        """Write the file as `gpuready-<digest>.pyz`, whole or not at all; return its path."""
+        path = folder / f"gpuready-{self.digest}.pyz"
+        if not path.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+                file.write(self.content)
+            Path(file.name).chmod(0o644)
+            Path(file.name).replace(path)
+        return path
+
+
+def _members() -> dict[str, bytes]:
+    package = Path(__file__).resolve().parent.parent
+    members = {"__main__.py": _MAIN.encode()}
+    for path in sorted(package.rglob("*.py")):
+        inside = path.relative_to(package)
+        if inside.parts[0] not in CONTROLLER_ROOMS:
+            members[f"gpuready/{inside.as_posix()}"] = path.read_bytes()
+    for name in catalog.names():
+        members[f"gpuready/catalog/{name}.json"] = json.dumps(catalog.load(name), sort_keys=True).encode()
+    for name in CARRIED_MODULES:
+        found = importlib.util.find_spec(name)
+        if found is None or found.origin is None:
+            raise ModuleNotFoundError(name)
+        members[f"{name}.py"] = Path(found.origin).read_bytes()
+    return members
+
+
+def build() -> ServerPart:
+    """Build the server part from this checkout."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in sorted(_members().items()):
+            entry = zipfile.ZipInfo(name, _EPOCH)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, content)
+    content = buffer.getvalue()
+    return ServerPart(content, hashlib.sha256(content).hexdigest()[:16])
