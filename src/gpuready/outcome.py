@@ -43,7 +43,8 @@ class Failure:
     def sentence(self) -> str:
         """Return the failure as the one sentence that an operator reads."""
         text = self.what if not self.why else f"{self.what}: {self.why}"
-        return f"{text}; {self.fix}." if self.fix else f"{text}."
+        text = f"{text}; {self.fix}" if self.fix else text
+        return text if text.endswith("?") else f"{text}."
 
 
 @dataclass(frozen=True)
