@@ -3,12 +3,14 @@
 
     python3 sim/hardware/install.py --root ROOT --preset h100-80gb-sxm-x8
 
-The machine then has a libnvidia-ml.so.1 that answers from /var/lib/gpuready-standin/gpus.conf, and a unit that, at boot, makes the
-dynamic linker find that library first, lays a PCI tree over /sys/bus/pci/devices and the driver's lines over /proc/devices. The
-library has a directory of its own because Debian's libnvidia-ml1, which comes with the CUDA toolkit, owns the usual place.
+The machine then has a libnvidia-ml.so.1 that answers from /var/lib/gpuready-standin/gpus.conf, and a unit that,
+at boot, makes the dynamic linker find that library first, lays a PCI tree over /sys/bus/pci/devices and the
+driver's lines over /proc/devices. The library has a directory of its own because Debian's libnvidia-ml1, which
+comes with the CUDA toolkit, owns the usual place.
 
-Running it again changes nothing. It needs gcc and the system's Python, nothing else, and never installs into a running system: ROOT
-is a directory other than /. The unit does nothing outside a container, nor where there is real NVIDIA hardware.
+Running it again changes nothing. It needs gcc and the system's Python, nothing else, and never installs into a
+running system: ROOT is a directory other than /. The unit does nothing outside a container, nor where there is
+real NVIDIA hardware.
 """
 
 from __future__ import annotations
@@ -43,20 +45,51 @@ HOME = "usr/lib/gpuready-standin"
 LINKER = "etc/ld.so.conf.d/00-gpuready-standin.conf"  # sorts before the distribution's own directories
 UNIT = "gpuready-standin-hardware.service"
 
-GPU_KEYS = frozenset({
-    "name", "pci_device_id", "pci_subsystem_id", "memory_total_bytes", "memory_reserved_bytes",
-    "compute_capability_major", "compute_capability_minor", "brand", "architecture", "mig_current", "mig_pending",
-    "mig_max_devices", "persistence_mode", "ecc_current", "ecc_pending", "temperature_celsius", "power_milliwatts",
-    "power_limit_milliwatts", "utilization_gpu_percent", "utilization_memory_percent", "nvlink_links", "nvlink_active",
-})  # fmt: skip
-PCI_KEYS = frozenset({
-    "what", "address", "vendor", "device", "class", "revision", "subsystem_vendor", "subsystem_device", "numa_node",
-    "link_speed", "link_width",
-})  # fmt: skip
+GPU_KEYS = frozenset(
+    [
+        "name",
+        "pci_device_id",
+        "pci_subsystem_id",
+        "memory_total_bytes",
+        "memory_reserved_bytes",
+        "compute_capability_major",
+        "compute_capability_minor",
+        "brand",
+        "architecture",
+        "mig_current",
+        "mig_pending",
+        "mig_max_devices",
+        "persistence_mode",
+        "ecc_current",
+        "ecc_pending",
+        "temperature_celsius",
+        "power_milliwatts",
+        "power_limit_milliwatts",
+        "utilization_gpu_percent",
+        "utilization_memory_percent",
+        "nvlink_links",
+        "nvlink_active",
+    ]
+)
+PCI_KEYS = frozenset(
+    [
+        "what",
+        "address",
+        "vendor",
+        "device",
+        "class",
+        "revision",
+        "subsystem_vendor",
+        "subsystem_device",
+        "numa_node",
+        "link_speed",
+        "link_width",
+    ]
+)
 ADDRESS = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]\Z")
 
 UNIT_TEXT = f"""\
-# A stand-in: lays simulated PCI devices over /sys/bus/pci/devices. Only inside a container, never on a real server.
+# A stand-in: simulated PCI devices and NVML. Only inside a container, never on a real server.
 [Unit]
 Description=Stand-in GPU hardware of a simulated machine
 DefaultDependencies=no
@@ -77,8 +110,8 @@ WantedBy=sysinit.target
 
 SCRIPT_TEXT = f"""\
 #!/bin/sh
-# A stand-in: makes the dynamic linker find the simulated NVML, lays the simulated PCI tree over /sys/bus/pci/devices and the NVIDIA
-# driver's lines over /proc/devices.
+# A stand-in: makes the dynamic linker find the simulated NVML, lays the simulated PCI tree over
+# /sys/bus/pci/devices and the NVIDIA driver's lines over /proc/devices.
 set -eu
 home=/{HOME}
 run=/run/gpuready-standin
@@ -114,13 +147,13 @@ stop)
 esac
 """
 
-# What the NVIDIA driver registers: 195 is its own major number (nvidia.ko), the others are given out at load time and here fixed.
+# What the NVIDIA driver registers: 195 is its own major number, the others are given out when it loads.
 CHARACTER_DEVICES = (
     "195 nvidia\n195 nvidiactl\n234 nvidia-caps\n235 nvidia-nvswitch\n236 nvidia-nvlink\n511 nvidia-uvm\n"
 )
 
 
-class Refused(Exception):
+class RefusalError(Exception):
     """Nothing was changed; the text is one sentence for the operator."""
 
 
@@ -131,28 +164,28 @@ def load_preset(name: str) -> dict[str, Any]:
         preset = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         known = ", ".join(sorted(p.stem for p in PRESETS.glob("*.json")))
-        raise Refused(f"there is no preset {name}; known are: {known}") from None
+        raise RefusalError(f"there is no preset {name}; known are: {known}") from None
     except ValueError as error:
-        raise Refused(f"{path}: not JSON: {error}") from None
+        raise RefusalError(f"{path}: not JSON: {error}") from None
     for key in ("system", "gpu", "gpu_pci", "gpus", "pci"):
         if key not in preset:
-            raise Refused(f"{path}: key {key} is missing")
-    unknown = sorted(set(preset["gpu"]) - GPU_KEYS)
-    if unknown:
-        raise Refused(f"{path}: unknown key gpu.{unknown[0]}; allowed are: {', '.join(sorted(GPU_KEYS))}")
+            raise RefusalError(f"{path}: key {key} is missing")
+    for key in ("name", "pci_device_id", "pci_subsystem_id", "memory_total_bytes"):
+        if key not in preset["gpu"]:
+            raise RefusalError(f"{path}: key gpu.{key} is missing")
+    for key in sorted(set(preset["gpu"]) - GPU_KEYS):
+        raise RefusalError(f"{path}: unknown key gpu.{key}; allowed are: {', '.join(sorted(GPU_KEYS))}")
     devices = pci_devices(preset)
     for device in devices:
-        unknown = sorted(set(device) - PCI_KEYS)
-        if unknown:
-            raise Refused(
-                f"{path}: unknown key {unknown[0]} of {device['address']}; allowed are: {', '.join(sorted(PCI_KEYS))}"
-            )
+        for key in sorted(set(device) - PCI_KEYS):
+            allowed = ", ".join(sorted(PCI_KEYS))
+            raise RefusalError(f"{path}: unknown key {key} of {device['address']}; allowed are: {allowed}")
         if not ADDRESS.match(device["address"]):
-            raise Refused(f"{path}: {device['address']} is not a PCI address like 0000:1b:00.0")
+            raise RefusalError(f"{path}: {device['address']} is not a PCI address like 0000:1b:00.0")
     addresses = [device["address"] for device in devices]
     for address in addresses:
         if addresses.count(address) > 1:
-            raise Refused(f"{path}: PCI address {address} is used twice")
+            raise RefusalError(f"{path}: PCI address {address} is used twice")
     return dict(preset)
 
 
@@ -172,7 +205,10 @@ def pci_devices(preset: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def render_state(preset: dict[str, Any], machine: str) -> str:
-    """Return the state file; UUIDs and serial numbers follow from the machine's name, so that no two machines share one."""
+    """Return the state file.
+
+    UUIDs and serial numbers follow from the machine's name, so that no two machines share one.
+    """
     lines = [
         "gpuready-standin 1",
         f"# Simulated hardware of {machine}: {preset.get('description', '')}",
@@ -208,7 +244,7 @@ def config_space(device: dict[str, Any]) -> bytes:
 
 
 def pci_files(preset: dict[str, Any]) -> dict[str, bytes]:
-    """Return the files of the PCI tree, relative to /sys/bus/pci/devices; what the preset does not say is not there."""
+    """Return the files of the PCI tree; what the preset does not say is not there."""
     files: dict[str, bytes] = {}
     for device in pci_devices(preset):
         texts = {
@@ -233,7 +269,7 @@ def compiler_says(option: str) -> str:
     try:
         return subprocess.run([COMPILER, option], check=True, capture_output=True, text=True).stdout.strip()
     except FileNotFoundError:
-        raise Refused(f"{COMPILER} is missing; install it (apt-get install gcc libc6-dev)") from None
+        raise RefusalError(f"{COMPILER} is missing; install it (apt-get install gcc libc6-dev)") from None
 
 
 def compile_library(cache: Path) -> Path:
@@ -259,7 +295,7 @@ def compile_library(cache: Path) -> Path:
         ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            raise Refused(f"{COMPILER} could not compile the stand-in: {done.stderr.strip()}")
+            raise RefusalError(f"{COMPILER} could not compile the stand-in: {done.stderr.strip()}")
         made.replace(library)
     return library
 
@@ -325,12 +361,13 @@ class Installer:
 
 
 def check_root(root: Path) -> None:
-    """Refuse a root that is not a machine's, that is this running system, or that has NVIDIA's own library."""
+    """Refuse a root that is not a machine's or that is this running system."""
     if not (root / "etc").is_dir() or not (root / "usr").is_dir():
-        raise Refused(f"{root} is not the root of a machine (no etc and usr in it)")
+        raise RefusalError(f"{root} is not the root of a machine (no etc and usr in it)")
     if root.resolve() == Path("/"):
-        raise Refused(
-            "the stand-in hardware is never installed into a running system; give the root directory of a simulated machine"
+        raise RefusalError(
+            "the stand-in hardware is never installed into a running system;"
+            " give the root directory of a simulated machine"
         )
 
 
@@ -369,13 +406,9 @@ def install(root: Path, preset_name: str, machine: str | None, cache: Path, driv
 def main() -> int:
     """Run the command."""
     default_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpuready" / "standin"
-    parser = argparse.ArgumentParser(
-        description="Put stand-in GPU hardware into the root of a simulated machine."
-    )
+    parser = argparse.ArgumentParser(description="Put stand-in GPU hardware into the root of a simulated machine.")
     parser.add_argument("--root", type=Path, required=True, help="root directory of the machine, never /")
-    parser.add_argument(
-        "--preset", required=True, help="name of a file in presets/, or the path of another such file"
-    )
+    parser.add_argument("--preset", required=True, help="name of a file in presets/, or the path of another such file")
     parser.add_argument(
         "--machine", help="name that UUIDs and serial numbers follow from (default: etc/hostname in the root)"
     )
@@ -394,7 +427,7 @@ def main() -> int:
     options = parser.parse_args()
     try:
         changed = install(options.root, options.preset, options.machine, options.cache, options.driver)
-    except Refused as refusal:
+    except RefusalError as refusal:
         print(f"install.py: {refusal}.", file=sys.stderr)
         return 2
     for path in changed:
