@@ -1,0 +1,129 @@
+"""Base images: what a freshly rented minimal Debian server has on it, and nothing more."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+
+from sim.machine import pool, sources
+from sim.machine.common import CHECKOUT, REFUSED, Say, Sim, SimError, quiet, run, tree_hash
+
+SUITES = ("trixie", "bookworm")
+PACKAGES = (
+    "ca-certificates",
+    "cron",
+    "dbus",
+    "iproute2",
+    "iputils-ping",
+    "kmod",
+    "less",
+    "libpam-systemd",
+    "netbase",
+    "openssh-server",
+    "procps",
+    "python3",
+    "sudo",
+    "systemd",
+    "systemd-sysv",
+    "tzdata",
+)
+HARDWARE = CHECKOUT / "sim/hardware/install.py"
+HARDWARE_PRESET = "h100-80gb-sxm-x8"
+MARKER = "etc/gpuready-simulated-machine"
+RECIPE = [
+    CHECKOUT / "sim/machine/image.py",
+    CHECKOUT / "sim/machine/sources.py",
+    CHECKOUT / "sim/hardware",
+    CHECKOUT / "sim/nvml",
+]
+MASKED = ("apt-daily.timer", "apt-daily-upgrade.timer")
+"""Timers that would take apt's lock in the middle of a test."""
+
+
+def key(suite: str) -> str:
+    """Return the image's name: the suite and a hash over all that it is built from."""
+    if suite not in SUITES:
+        raise SimError(
+            f"{suite} is not a Debian release that the simulation builds", f"take {' or '.join(SUITES)}", REFUSED
+        )
+    taken_over = json.dumps(sources.host_mirrors()) + sources.apt_settings()
+    hashed = tree_hash([*(path for path in RECIPE if path.exists()), *sources.host_cas()], taken_over)
+    return f"{suite}-{hashed}"
+
+
+def ensure(sim: Sim, suite: str, say: Say = quiet) -> str:
+    """Return the name of the suite's image; build it when there is none of this recipe. Hold the lock."""
+    name = key(suite)
+    if pool.is_subvolume(sim.pool / "images" / name):
+        return name
+    say(f"building the {suite} image {name}")
+    started = time.monotonic()
+    building = pool.scratch(sim, name)
+    pool.create(building)
+    _install_system(sim, suite, building)
+    _configure(building)
+    if HARDWARE.exists():
+        run(
+            [sys.executable, str(HARDWARE), "--root", str(building), "--preset", HARDWARE_PRESET],
+            log=sim.log / f"image-{name}.log",
+        )
+    _mark(building, name)
+    pool.keep_image(sim, building, name)
+    for other in pool.images(sim):
+        # A machine made from an image is a copy of its own; the old recipe's image is not needed.
+        if other.startswith(f"{suite}-") and other != name:
+            pool.delete(sim, sim.pool / "images" / other)
+    say(f"built the {suite} image in {time.monotonic() - started:.0f} s")
+    return name
+
+
+def _install_system(sim: Sim, suite: str, root: Path) -> None:
+    mirrors = sources.mirror_lines(suite, sources.host_mirrors())
+    env = {name: value for name, value in os.environ.items() if not name.startswith("LC_")}
+    run(
+        [
+            "mmdebstrap",
+            "--mode=root",
+            "--variant=minbase",
+            f"--include={','.join(PACKAGES)}",
+            "--components=main",
+            suite,
+            str(root),
+            *mirrors,
+        ],
+        env={**env, "LC_ALL": "C.UTF-8"},
+        log=sim.log / f"image-{root.name}.log",
+    )
+
+
+def _write(root: Path, name: str, text: str) -> None:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def _configure(root: Path) -> None:
+    one_line = root / "etc/apt/sources.list"
+    _write(root, "etc/apt/sources.list.d/debian.sources", sources.as_deb822(one_line.read_text()))
+    one_line.unlink()
+    settings = sources.apt_settings()
+    if settings:
+        _write(root, "etc/apt/apt.conf.d/80outside", settings)
+    _write(root, "etc/apt/apt.conf.d/80keep-downloads", 'Binary::apt::APT::Keep-Downloaded-Packages "true";\n')
+    _write(root, "etc/dpkg/dpkg.cfg.d/simulated-machine", "force-unsafe-io\n")
+    sources.copy_host_cas(root)
+    for stale in (root / "etc/ssh").glob("ssh_host_*"):
+        stale.unlink()
+    run(["systemctl", f"--root={root}", "--quiet", "enable", "systemd-networkd.service"])
+    run(["systemctl", f"--root={root}", "--quiet", "mask", *MASKED])
+
+
+def _mark(root: Path, name: str) -> None:
+    """Write the marker: roles allow stand-ins only on a machine that carries it."""
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    marker = {"builder": "gpuready sim/machine", "image": name, "built": now}
+    _write(root, MARKER, json.dumps(marker, indent=2) + "\n")

@@ -1,0 +1,62 @@
+"""Processes that outlive the command that started them: known by id and start time, ended by these alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+
+def start_time(pid: int, proc: Path = Path("/proc")) -> int:
+    """Return when the process was started, in clock ticks since boot; 0 when there is none or it is dead."""
+    try:
+        stat = (proc / str(pid) / "stat").read_text()
+    except OSError:
+        return 0
+    # The name, in parentheses, may itself hold spaces and parentheses.
+    fields = stat.rpartition(")")[2].split()
+    return 0 if fields[0] in "ZX" else int(fields[19])
+
+
+def is_same(pid: int, started: int, proc: Path = Path("/proc")) -> bool:
+    """Say whether the process is alive and still the one that was recorded; ids are used again."""
+    if pid <= 1 or started <= 0:
+        return False
+    with contextlib.suppress(ChildProcessError):
+        # Our own dead child would else stay as a zombie for as long as we run.
+        os.waitpid(pid, os.WNOHANG)
+    return start_time(pid, proc) == started
+
+
+def end(pid: int, started: int, how: signal.Signals, seconds: float) -> bool:
+    """Signal the recorded process with its group and wait for its end; say whether it is gone."""
+    if not is_same(pid, started):
+        return True
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, how)
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if not is_same(pid, started):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def port_open(address: str, port: int, seconds: float = 1.0) -> bool:
+    """Say whether something answers on the port."""
+    try:
+        with socket.create_connection((address, port), timeout=seconds):
+            return True
+    except OSError:
+        return False
+
+
+def last_line(path: Path) -> str:
+    """Return the last line of a log that says something."""
+    if not path.exists():
+        return "(none)"
+    lines = [line.strip() for line in path.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1].rstrip(".") if lines else "(none)"
