@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
 
-from sim.machine import doctor, identity, image, network, packages, pool
-from sim.machine.common import FAILED, REFUSED, Sim, SimError
-from sim.machine.machine import Machine, machines, ready
+from sim.machine import doctor, identity, image, packages, pool
+from sim.machine.common import FAILED, Sim, SimError
+from sim.machine.lifecycle import down, up
+from sim.machine.machine import Machine, machines
 
 
 def say(line: str) -> None:
@@ -19,42 +19,9 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
-def up(sim: Sim, name: str, source: str = "", suite: str = "trixie", address: str = "") -> Machine:
-    """Make the machine if there is none, boot it, and wait until it answers."""
-    doctor.refuse_if_unfit(sim)
-    machine = Machine(sim, name)
-    packages.install(packages.missing())
-    with sim.lock():
-        ready(sim)
-        if not machine.exists():
-            machine.create(source or image.ensure(sim, suite, say), suite, address)
-        machine.start()
-    machine.wait_for_ssh()
-    return machine
-
-
-def down(sim: Sim) -> list[str]:
-    """Remove everything and restore the former settings; return what was done, in words."""
-    if not sim.state.exists():
-        return []
-    done: list[str] = []
-    with sim.lock():
-        gone = machines(sim)
-        if gone and not pool.is_up(sim):
-            pool.up(sim)
-        for machine in gone:
-            machine.destroy()
-            done.append(f"removed the machine {machine.name}")
-        done += network.down(sim)
-        pool.down(sim)
-        shutil.rmtree(sim.state)
-        done.append(f"removed {sim.state}, with the images")
-    return done
-
-
 def _up(sim: Sim, args: argparse.Namespace) -> None:
     started = time.monotonic()
-    machine = up(sim, args.name, args.source, args.suite, args.address)
+    machine = up(sim, args.name, args.source, args.suite, args.address, say)
     say(f"{machine.name} is up at {machine.address} ({time.monotonic() - started:.1f} s)")
 
 
@@ -153,13 +120,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; every problem ends as one sentence."""
     args = parser().parse_args(argv)
     try:
+        if os.geteuid() != 0:
+            raise doctor.need_root()
         args.action(Sim.from_environment(), args)
     except SimError as problem:
         print(problem, file=sys.stderr)
         return problem.code
     except OSError as problem:
         print(f"this failed: {problem}.", file=sys.stderr)
-        return REFUSED if isinstance(problem, PermissionError) and os.geteuid() else FAILED
+        return FAILED
     except KeyboardInterrupt:
         print("interrupted; run the same command again to go on.", file=sys.stderr)
         return FAILED

@@ -12,10 +12,15 @@ from sim.machine.common import CANNOT, Sim, SimError, read_json, run
 PCI = Path("/sys/bus/pci/devices")
 
 
+def need_root() -> SimError:
+    """Return the refusal for everybody but root."""
+    return SimError("the simulation boots machines and needs root", "run it as root, e.g. with sudo", CANNOT)
+
+
 def check(sim: Sim) -> list[SimError]:
     """Return every refusal, each with its remedy."""
     if os.geteuid() != 0:
-        return [SimError("the simulation boots machines and needs root", "run it as root, e.g. with sudo", CANNOT)]
+        return [need_root()]
     problems = [
         real_hardware_problem(),
         isolation_problem(),

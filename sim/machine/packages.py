@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from sim.machine import sources
@@ -17,17 +18,20 @@ NEEDED = {
     "ip": "iproute2",
     "ssh": "openssh-client",
     "unshare": "util-linux",
+    # The stand-in for NVIDIA's library is compiled here.
+    "gcc": "gcc",
+    "/usr/include/stdio.h": "libc6-dev",
     sources.KEYRING: "debian-archive-keyring",
 }
 
 
-def missing() -> list[str]:
-    """Return the packages that are not here yet."""
+def missing(more: Mapping[str, str] | None = None) -> list[str]:
+    """Return the packages that are not here yet; `more` are programs that the caller needs as well."""
     search = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
     return sorted(
         {
             package
-            for thing, package in NEEDED.items()
+            for thing, package in {**NEEDED, **(more or {})}.items()
             if not (Path(thing).exists() if thing.startswith("/") else shutil.which(thing, path=search))
         }
     )

@@ -1,0 +1,49 @@
+"""A machine from nothing to booted, and everything back to nothing."""
+
+from __future__ import annotations
+
+import shutil
+
+from sim.machine import doctor, image, network, packages, pool
+from sim.machine.common import Say, Sim, quiet
+from sim.machine.machine import Machine, machines, ready
+
+
+def up(
+    sim: Sim,
+    name: str,
+    source: str = "",
+    suite: str = "trixie",
+    address: str = "",
+    say: Say = quiet,
+) -> Machine:
+    """Make the machine if there is none, boot it, and wait until it answers."""
+    doctor.refuse_if_unfit(sim)
+    machine = Machine(sim, name)
+    packages.install(packages.missing())
+    with sim.lock():
+        ready(sim)
+        if not machine.exists():
+            machine.create(source or image.ensure(sim, suite, say), suite, address)
+        machine.start()
+    machine.wait_for_ssh()
+    return machine
+
+
+def down(sim: Sim) -> list[str]:
+    """Remove everything and restore the former settings; return what was done, in words."""
+    if not sim.state.exists():
+        return []
+    done: list[str] = []
+    with sim.lock():
+        gone = machines(sim)
+        if gone and not pool.is_up(sim):
+            pool.up(sim)
+        for machine in gone:
+            machine.destroy()
+            done.append(f"removed the machine {machine.name}")
+        done += network.down(sim)
+        pool.down(sim)
+        shutil.rmtree(sim.state)
+        done.append(f"removed {sim.state}, with the images")
+    return done
