@@ -1,0 +1,1 @@
+"""What spans rooms: settings of the host, releases, restarts."""

@@ -1,0 +1,311 @@
+"""Packages of the distribution: one call repairs, refreshes, installs and proves.
+
+Ansible's own module needs python3-apt, which a blank server does not have, and without it refuses check mode.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpuready.operations.machine import Done, Machine
+from gpuready.outcome import Change, Failed, Failure, MachineCannot, Refusal, Result
+
+_UNFINISHED = ("half-installed", "unpacked", "half-configured", "triggers-awaited", "triggers-pending")
+_NAME = re.compile(r"[a-z0-9][a-z0-9+.-]*")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be installed."""
+
+    names: Sequence[str]
+    components: Sequence[str] = ()
+    """Parts of the distribution's archive that have to be among the sources, e.g. contrib and non-free."""
+    components_file: str = ""
+    """Our own source file, written where no other source offers the components."""
+    lists_max_age_seconds: int = 86400
+    lock_seconds: int = 300
+    remedy: str = "add a source that offers it"
+
+
+def ensure(machine: Machine, wanted: Wanted, check: bool) -> Result:
+    """Install what is missing, without recommended packages; packages that are there stay at their version."""
+    bad = [name for name in wanted.names if not _NAME.fullmatch(name)]
+    if bad:
+        raise Refusal([Failure("packages.name", f"{name!r} is not a package's name") for name in bad])
+    if machine.which("apt-get") is None:
+        raise MachineCannot(Failure("packages.no_apt", "this machine has no apt-get", "", "use Debian or Ubuntu"))
+    result = Result()
+    broken = _unfinished(machine)
+    if broken:
+        result.diff.append(Change("dpkg", f"interrupted: {', '.join(broken)}\n", "complete\n"))
+        if not check:
+            _repair(machine, wanted.lock_seconds)
+    if wanted.components:
+        _components(machine, wanted, result, check)
+    versions = _versions(machine)
+    missing = [name for name in wanted.names if name not in versions]
+    result.diff += [Change(f"package {name}", "absent\n", "installed\n") for name in missing]
+    result.changed = bool(result.diff)
+    if missing and not check:
+        _install(machine, wanted, missing)
+        versions = _versions(machine)
+        lost = [name for name in missing if name not in versions]
+        if lost:
+            what = f"apt-get ended well, but {', '.join(lost)} cannot be seen as installed"
+            raise Failed(Failure("packages.not_there", what, "", "see /var/log/apt/term.log"))
+    result.data = {"versions": {name: versions.get(name) for name in wanted.names}, "installed": missing}
+    done = "would install" if check else "installed"
+    result.summary = f"{done} {', '.join(missing)}" if missing else "every package is installed"
+    if broken:
+        result.summary = f"{'would repair' if check else 'repaired'} an interrupted dpkg; {result.summary}"
+    return result
+
+
+# ------------------------------------------------------------------------------------------------ dpkg
+
+
+def _status(machine: Machine) -> list[list[str]]:
+    shape = "${Package}\t${db:Status-Status}\t${Version}\n"
+    done = machine.run(["dpkg-query", "--show", f"--showformat={shape}"])
+    return [fields for line in done.out.splitlines() if len(fields := line.split("\t")) == 3]
+
+
+def _versions(machine: Machine) -> dict[str, str]:
+    return {name: version for name, status, version in _status(machine) if status == "installed"}
+
+
+def _unfinished(machine: Machine) -> list[str]:
+    """Return what an interrupted dpkg left behind: packages in the middle, or its journal."""
+    names = [name for name, status, _ in _status(machine) if status in _UNFINISHED]
+    journal = machine.path("/var/lib/dpkg/updates")
+    if not names and journal.is_dir() and any(entry.name.isdigit() for entry in journal.iterdir()):
+        return ["its journal in /var/lib/dpkg/updates"]
+    return names
+
+
+def _repair(machine: Machine, lock_seconds: int) -> None:
+    keep = ["--force-confdef", "--force-confold"]
+    done = _patient(machine, ["dpkg", *keep, "--configure", "-a"], lock_seconds)
+    left = _unfinished(machine)
+    if left:
+        # Configuring is not enough where dependencies or half of a package's files are missing.
+        done = _patient(machine, [*_apt(lock_seconds), "--fix-broken", "install"], lock_seconds)
+        left = _unfinished(machine)
+    if left:
+        what = f"dpkg was interrupted on this machine and cannot be repaired: {', '.join(left)}"
+        raise Failed(
+            Failure("packages.dpkg_broken", what, done.complaint, "repair it by hand with `dpkg --configure -a`")
+        )
+
+
+def _patient(machine: Machine, argv: Sequence[str], lock_seconds: int) -> Done:
+    """Run a program that wants the package lock; wait while another one, such as unattended-upgrades, has it."""
+    end = time.monotonic() + lock_seconds
+    while True:
+        done = machine.run(argv)
+        locked = done.code and re.search(
+            r"could not get lock|lock was locked|is locked by another", done.err, re.IGNORECASE
+        )
+        if not locked or time.monotonic() > end:
+            return done
+        time.sleep(2)
+
+
+# ------------------------------------------------------------------------------------------------ apt
+
+
+def _apt(lock_seconds: int) -> list[str]:
+    return [
+        "apt-get", "--yes", "--quiet", "--no-install-recommends",
+        f"--option=DPkg::Lock::Timeout={lock_seconds}",
+        "--option=Dpkg::Options::=--force-confdef", "--option=Dpkg::Options::=--force-confold",
+        "--option=Dpkg::Use-Pty=0",
+    ]  # fmt: skip
+
+
+def _install(machine: Machine, wanted: Wanted, missing: Sequence[str]) -> None:
+    if _lists_are_old(machine, wanted.lists_max_age_seconds):
+        _refresh(machine, wanted.lock_seconds)
+    unknown = _without_candidate(machine, missing)
+    if unknown:
+        # The lists may be fresh and still older than a source that was just published.
+        _refresh(machine, wanted.lock_seconds)
+        unknown = _without_candidate(machine, missing)
+    if unknown:
+        raise MachineCannot(
+            [
+                Failure(
+                    "packages.unknown", f"no apt source of this server offers the package {name}", "", wanted.remedy
+                )
+                for name in unknown
+            ]
+        )
+    done = _patient(machine, [*_apt(wanted.lock_seconds), "install", *missing], wanted.lock_seconds)
+    if done.code:
+        errors = [line for line in done.err.splitlines() if line.startswith("E:")] or [done.complaint]
+        what = f"apt-get could not install {', '.join(missing)}"
+        fix = "nothing has to be undone: the next run repairs what was interrupted and goes on"
+        raise Failed(Failure("packages.install", what, " ".join(errors), fix))
+
+
+def _refresh(machine: Machine, lock_seconds: int) -> None:
+    done = _patient(machine, [*_apt(lock_seconds), "update"], lock_seconds)
+    if done.code:
+        what = "apt-get could not read the package lists"
+        raise Failed(
+            Failure("packages.update", what, done.complaint, "repair the source, or the network, and run again")
+        )
+
+
+def _lists_are_old(machine: Machine, max_age: int) -> bool:
+    """Return whether the lists are older than allowed, or than the sources."""
+    stamps = ("/var/lib/apt/periodic/update-success-stamp", "/var/lib/apt/lists/partial", "/var/lib/apt/lists")
+    read = max((_mtime(machine.path(stamp)) for stamp in stamps), default=0.0)
+    lists = machine.path("/var/lib/apt/lists")
+    empty = not lists.is_dir() or not any(
+        re.search(r"_(Packages|InRelease|Release)", entry.name) for entry in lists.iterdir()
+    )
+    folder = machine.path("/etc/apt/sources.list.d")
+    files = [machine.path("/etc/apt/sources.list"), folder, *(folder.iterdir() if folder.is_dir() else ())]
+    return empty or time.time() - read > max_age or any(_mtime(file) > read for file in files)
+
+
+def _mtime(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _without_candidate(machine: Machine, names: Sequence[str]) -> list[str]:
+    out = machine.run(["apt-cache", "policy", *names]).out
+    known = set()
+    for block in re.split(r"\n(?=\S)", out):
+        candidate = re.search(r"^  Candidate: (.+)$", block, re.MULTILINE)
+        if candidate and candidate.group(1) != "(none)":
+            known.add(block.split(":", 1)[0].strip())
+    return [name for name in names if name not in known]
+
+
+# ------------------------------------------------------------------------------------------------ sources
+
+
+@dataclass(frozen=True)
+class Source:
+    """One entry of apt's sources, in either of its two forms."""
+
+    file: str
+    uris: tuple[str, ...]
+    suites: tuple[str, ...]
+    components: tuple[str, ...]
+    options: dict[str, str] = field(default_factory=dict)
+    """Further fields in deb822's names, such as Signed-By."""
+
+
+_OPTION_NAMES = {
+    "signed-by": "Signed-By", "arch": "Architectures", "trusted": "Trusted", "lang": "Languages",
+    "check-valid-until": "Check-Valid-Until", "allow-insecure": "Allow-Insecure", "by-hash": "By-Hash",
+}  # fmt: skip
+_OWN_FIELDS = ("types", "uris", "suites", "components", "enabled")
+
+
+def read_sources(machine: Machine) -> list[Source]:
+    """Return every enabled binary source of the server."""
+    sources = _one_line_sources("/etc/apt/sources.list", machine.read("/etc/apt/sources.list") or "")
+    folder = machine.path("/etc/apt/sources.list.d")
+    for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
+        name = f"/etc/apt/sources.list.d/{entry.name}"
+        if entry.suffix == ".list":
+            sources += _one_line_sources(name, machine.read(name) or "")
+        elif entry.suffix == ".sources":
+            sources += _deb822_sources(name, machine.read(name) or "")
+    return sources
+
+
+def _one_line_sources(file: str, text: str) -> list[Source]:
+    sources = []
+    for line in text.splitlines():
+        found = re.match(r"\s*deb\s+(?:\[([^\]]*)\]\s+)?(\S+)\s+(\S+)\s*([^#]*)", line)
+        if not found:
+            continue
+        options = {}
+        for option in (found.group(1) or "").split():
+            name, _, value = option.partition("=")
+            if name.lower() in _OPTION_NAMES:
+                options[_OPTION_NAMES[name.lower()]] = value.replace(",", " ")
+        sources.append(Source(file, (found.group(2),), (found.group(3),), tuple(found.group(4).split()), options))
+    return sources
+
+
+def _deb822_sources(file: str, text: str) -> list[Source]:
+    sources = []
+    kept = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    for stanza in re.split(r"\n\s*\n", kept):
+        fields: dict[str, str] = {}
+        name = ""
+        for line in stanza.splitlines():
+            if line[:1].isspace() and name:
+                fields[name] += f"\n{line}"
+            elif ":" in line:
+                name, value = line.split(":", 1)
+                fields[name] = value.strip()
+        lower = {name.lower(): value for name, value in fields.items()}
+        if "deb" not in lower.get("types", "").split() or lower.get("enabled", "yes").lower() in ("no", "false", "0"):
+            continue
+        uris, suites, components = (tuple(lower.get(key, "").split()) for key in ("uris", "suites", "components"))
+        rest = {name: value for name, value in fields.items() if name.lower() not in _OWN_FIELDS}
+        sources.append(Source(file, uris, suites, components, rest))
+    return sources
+
+
+def components_source(sources: Sequence[Source], own: str, suite: str, components: Sequence[str], keyring: str) -> str:
+    """Return the text of our source file, empty where nothing lacks: the server's own mirror with what it lacks."""
+    others = [source for source in sources if source.file != own and suite in source.suites]
+    offered = {component for source in others for component in source.components}
+    lacking = [component for component in components if component not in offered]
+    if not lacking:
+        return ""
+    main = next((source for source in others if "main" in source.components), None)
+    if main is None:
+        what = f"no apt source of this server offers the main part of {suite}"
+        why = f"{own} takes the mirror from there"
+        raise Refusal(Failure("packages.no_main", what, why, f"name a mirror of {suite} in /etc/apt/sources.list.d"))
+    options = dict(main.options)
+    if keyring and not any(name.lower() in ("signed-by", "trusted") for name in options):
+        options["Signed-By"] = keyring
+    lines = [
+        "# Written by gpuready; a change made here by hand is lost on the next run.",
+        "Types: deb",
+        f"URIs: {' '.join(main.uris)}",
+        f"Suites: {suite}",
+        f"Components: {' '.join(lacking)}",
+        *(f"{name}: {value}" for name, value in options.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _components(machine: Machine, wanted: Wanted, result: Result, check: bool) -> None:
+    release = machine.read("/etc/os-release") or ""
+    found = re.search(r"^VERSION_CODENAME=\"?([a-z]+)", release, re.MULTILINE)
+    if not found:
+        raise MachineCannot(
+            Failure("packages.no_codename", "/etc/os-release names no VERSION_CODENAME", "", "use a released Debian")
+        )
+    keyrings = [f"/usr/share/keyrings/debian-archive-keyring.{end}" for end in ("pgp", "gpg")]
+    keyring = next((path for path in keyrings if machine.path(path).exists()), "")
+    text = components_source(read_sources(machine), wanted.components_file, found.group(1), wanted.components, keyring)
+    now = machine.read(wanted.components_file) or ""
+    if now == text:
+        return
+    result.diff.append(Change(wanted.components_file, now, text))
+    if check:
+        return
+    if text:
+        machine.write(wanted.components_file, text)
+    else:
+        machine.remove(wanted.components_file)
