@@ -167,6 +167,12 @@ def load_preset(name: str) -> dict[str, Any]:
         raise RefusalError(f"there is no preset {name}; known are: {known}") from None
     except ValueError as error:
         raise RefusalError(f"{path}: not JSON: {error}") from None
+    check_preset(path, preset)
+    return dict(preset)
+
+
+def check_preset(path: Path, preset: dict[str, Any]) -> None:
+    """Refuse a preset that lacks a key, has an unknown one, or gives a PCI address twice."""
     for key in ("system", "gpu", "gpu_pci", "gpus", "pci"):
         if key not in preset:
             raise RefusalError(f"{path}: key {key} is missing")
@@ -186,7 +192,6 @@ def load_preset(name: str) -> dict[str, Any]:
     for address in addresses:
         if addresses.count(address) > 1:
             raise RefusalError(f"{path}: PCI address {address} is used twice")
-    return dict(preset)
 
 
 def pci_devices(preset: dict[str, Any]) -> list[dict[str, Any]]:

@@ -415,6 +415,17 @@ EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(
     return end(NVML_SUCCESS);
 }
 
+/* Graphics and MPS clients are not simulated: there are none. */
+EXPORT nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(
+    nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *processes) {
+    (void)processes;
+    nvmlReturn_t result = begin_device(device);
+    return end(result == NVML_SUCCESS ? give_number(0, count) : result);
+}
+SAME_AS(nvmlDeviceGetGraphicsRunningProcesses_v3)
+nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(
+    nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *processes);
+
 /* ---- MIG ---- */
 
 EXPORT nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *mode, unsigned *pending) {
