@@ -137,8 +137,8 @@ def set_parameters(machine: Machine, settings: Sequence[Setting], check: bool) -
     result.changed = result.changed or bool(applied)
     result.data = {"applied": applied, "not_applied": not_here, "left": left}
     notes = [f"{'would set' if check else 'set'} {', '.join(applied)}" if applied else "no kernel parameter changed"]
-    notes += [f"not applied here: {key} ({reason})" for key, reason in not_here.items()]
-    notes += [f"left to {where}, which is read after ours: {key}" for key, where in left.items()]
+    notes += [f"not applied here: {keys} ({reason})" for reason, keys in _by_value(not_here)]
+    notes += [f"left to {where}, which is read after ours: {keys}" for where, keys in _by_value(left)]
     result.summary = "; ".join(notes)
     return result
 
@@ -152,6 +152,11 @@ def _refuse_bad_settings(settings: Sequence[Setting]) -> None:
             problems.append(Failure("sysctl.value", f"base_sysctl: {setting.key} has no value in one line"))
     if problems:
         raise Refusal(problems)
+
+
+def _by_value(texts: dict[str, str]) -> list[tuple[str, str]]:
+    """Return each value once, with all its keys."""
+    return [(value, ", ".join(key for key in texts if texts[key] == value)) for value in dict.fromkeys(texts.values())]
 
 
 def _plain(value: str) -> str:
