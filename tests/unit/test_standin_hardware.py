@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from sim.hardware import install as installer
+from tests.unit.standin import CHECKOUT
+
+from gpuready.hardware import pci
+
+INSTALL = CHECKOUT / "sim/hardware/install.py"
+
+
+def install(root: Path, *options: str, preset: str = "h100-80gb-sxm-x8") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(INSTALL), "--root", str(root), "--preset", preset, *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    machine = tmp_path / "machine"
+    (machine / "etc").mkdir(parents=True)
+    (machine / "usr").mkdir()
+    (machine / "etc/hostname").write_text("h100-sg-01\n", encoding="ascii")
+    return machine
+
+
+def files(root: Path) -> dict[str, bytes | str]:
+    return {
+        str(path.relative_to(root)): str(path.readlink()) if path.is_symlink() else path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.is_symlink() or path.is_file()
+    }
+
+
+def test_the_machine_has_the_pci_devices_of_a_dgx_h100(root: Path) -> None:
+    assert install(root).returncode == 0
+    devices = pci.scan(root / "usr/lib/gpuready-standin/pci")
+
+    # The baseboard's addresses (github.com/easydiffusion/torchruntime/issues/24) and its NVSwitches'
+    # (github.com/bigstack-oss/cubecos/issues/259).
+    gpus = pci.gpus(devices)
+    buses = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
+    assert [gpu.address for gpu in gpus] == [f"0000:{bus}:00.0" for bus in buses]
+    assert {(gpu.ids, gpu.class_code, gpu.subsystem_device, gpu.revision) for gpu in gpus} == {
+        ("10de:2330", 0x030200, 0x16C1, 0xA1)
+    }
+    assert [gpu.numa_node for gpu in gpus] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert {(gpu.link_speed_gts, gpu.max_link_width) for gpu in gpus} == {(32.0, 16)}
+    switches = pci.nvswitches(devices)
+    assert [(switch.address, switch.ids) for switch in switches] == [
+        (f"0000:0{bus}:00.0", "10de:22a3") for bus in (5, 6, 7, 8)
+    ]
+    assert switches[0].subsystem_vendor is None
+    assert len(pci.nvmes(devices)) == 4
+
+
+def test_a_dgx_a100_contradicts_it(root: Path) -> None:
+    assert install(root, preset="a100-80gb-sxm-x8").returncode == 0
+    devices = pci.scan(root / "usr/lib/gpuready-standin/pci")
+
+    assert Counter(gpu.ids for gpu in pci.gpus(devices)) == {"10de:20b2": 8}
+    assert Counter(switch.ids for switch in pci.nvswitches(devices)) == {"10de:1af1": 6}
+
+
+@pytest.mark.skipif(shutil.which("lspci") is None, reason="pciutils is not installed")
+def test_real_lspci_reads_the_tree(root: Path) -> None:
+    assert install(root).returncode == 0
+    sysfs = root / "sys/bus/pci"
+    sysfs.mkdir(parents=True)
+    (sysfs / "devices").symlink_to(root / "usr/lib/gpuready-standin/pci")
+    shown = subprocess.run(
+        ["lspci", "-A", "linux-sysfs", "-O", f"sysfs.path={sysfs}", "-n", "-d", "10de:"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+
+    assert "1b:00.0 0302: 10de:2330 (rev a1)" in shown.splitlines()
+    assert "05:00.0 0680: 10de:22a3 (rev a1)" in shown.splitlines()
+
+
+def test_a_second_run_changes_nothing(root: Path) -> None:
+    first = install(root)
+    before = files(root)
+    second = install(root)
+
+    assert first.returncode == 0
+    assert "var/lib/gpuready-standin/gpus.conf" in first.stdout.splitlines()
+    assert (second.returncode, second.stdout) == (0, "")
+    assert files(root) == before
+
+
+def test_everything_is_named_a_stand_in_and_the_unit_is_enabled(root: Path) -> None:
+    assert install(root).returncode == 0
+    added = [path for path in files(root) if path != "etc/hostname"]
+
+    assert [path for path in added if "standin" not in path] == []
+    unit = "gpuready-standin-hardware.service"
+    assert files(root)[f"etc/systemd/system/sysinit.target.wants/{unit}"] == f"../{unit}"
+    assert "ConditionVirtualization=container" in (root / "etc/systemd/system" / unit).read_text(encoding="utf-8")
+
+
+def test_another_preset_replaces_the_devices_and_keeps_none(root: Path) -> None:
+    install(root)
+    install(root, preset="a100-80gb-sxm-x8")
+    switched = files(root)
+    fresh = root.parent / "fresh"
+    shutil.copytree(root / "etc", fresh / "etc", symlinks=True)
+    (fresh / "usr").mkdir()
+    install(fresh, preset="a100-80gb-sxm-x8")
+
+    assert switched == files(fresh)
+
+
+def test_without_a_driver_there_are_only_pci_devices(root: Path) -> None:
+    install(root)
+    assert install(root, "--no-driver").returncode == 0
+    left = files(root)
+
+    assert "usr/lib/gpuready-standin/pci/0000:1b:00.0/vendor" in left
+    assert [path for path in left if "nvidia-ml" in path or path.endswith(("gpus.conf", ".conf", "devices"))] == []
+
+
+def test_no_two_machines_share_a_gpu(root: Path) -> None:
+    preset = installer.load_preset("h100-80gb-sxm-x8")
+
+    def identities(machine: str) -> set[str]:
+        text = installer.render_state(preset, machine)
+        return {line for line in text.splitlines() if line.startswith(("uuid", "serial"))}
+
+    assert len(identities("h100-sg-01") | identities("h100-sg-02")) == 32
+    assert identities("h100-sg-01") == identities("h100-sg-01")
+
+
+def test_a_running_system_is_refused() -> None:
+    done = install(Path("/"))
+
+    assert done.returncode == 2
+    assert done.stderr == (
+        "install.py: the stand-in hardware is never installed into a running system;"
+        " give the root directory of a simulated machine.\n"
+    )
+
+
+def test_an_unknown_preset_is_refused_and_the_known_ones_are_named(root: Path) -> None:
+    done = install(root, preset="h100")
+
+    assert done.returncode == 2
+    assert done.stderr == "install.py: there is no preset h100; known are: a100-80gb-sxm-x8, h100-80gb-sxm-x8.\n"
+    assert list(files(root)) == ["etc/hostname"]
+
+
+def test_a_directory_that_is_no_machine_is_refused(tmp_path: Path) -> None:
+    done = install(tmp_path)
+
+    assert done.returncode == 2
+    assert done.stderr == f"install.py: {tmp_path} is not the root of a machine (no etc and usr in it).\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        (("gpu", "memory_gib"), 80, "unknown key gpu.memory_gib; allowed are:"),
+        (("pci", 0, "address"), "05:00.0", "05:00.0 is not a PCI address like 0000:1b:00.0"),
+        (("pci", 0, "address"), "0000:1b:00.0", "PCI address 0000:1b:00.0 is used twice"),
+        (("pci", 0, "speed"), 5, "unknown key speed of 0000:05:00.0"),
+    ],
+)
+def test_a_contradicting_preset_is_refused(
+    root: Path, path: tuple[str | int, ...], value: object, sentence: str
+) -> None:
+    preset = json.loads((CHECKOUT / "sim/hardware/presets/h100-80gb-sxm-x8.json").read_text(encoding="utf-8"))
+    place = preset
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    own = root.parent / "own.json"
+    own.write_text(json.dumps(preset), encoding="utf-8")
+    done = install(root, preset=str(own))
+
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert list(files(root)) == ["etc/hostname"]
