@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
+
 from gpuready.outcome import Failure
 from gpuready.rendering import zipapp
 
@@ -81,7 +82,9 @@ class ActionModule(ActionBase):
         if answer["rc"] != 0:
             result["failed"] = True
             result["changed"] = bool(result.get("changed"))
-            result["msg"] = " ".join(Failure(**failure).sentence() for failure in result["failures"]) or result["summary"]
+            result["msg"] = (
+                " ".join(Failure(**failure).sentence() for failure in result["failures"]) or result["summary"]
+            )
         return result
 
     def _task_host(self) -> str:

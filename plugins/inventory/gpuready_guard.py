@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
+from ansible import context
 from ansible.plugins.inventory import BaseInventoryPlugin
 from ansible.utils.display import Display
 
@@ -50,13 +51,15 @@ class InventoryModule(BaseInventoryPlugin):
     NAME = "gpuready_guard"
 
     def verify_file(self, path):
-        """Say whether there is something to refuse."""
-        return bool(self._refusal(path))
+        """Say whether there is something to refuse; a syntax check needs no servers, so it gets none."""
+        return bool(self._refusal(path)) or self._is_missing(path)
 
     def parse(self, inventory, loader, path, cache=True):  # noqa: ARG002 - the signature is Ansible's
         """Refuse in one sentence; an exception would be wrapped in three."""
-        Display().error(self._refusal(path), wrap_text=False)
-        sys.exit(2)
+        refusal = self._refusal(path)
+        if refusal:
+            Display().error(refusal, wrap_text=False)
+            sys.exit(2)
 
     def _refusal(self, path) -> str:
         why = foreign_environment()
@@ -65,9 +68,12 @@ class InventoryModule(BaseInventoryPlugin):
                 f"ansible-playbook runs in {sys.prefix}, which is not gpuready's environment ({why}); "
                 f"make it with {CHECKOUT}/scripts/setup and run {CHECKOUT}/.venv/bin/ansible-playbook."
             )
-        if Path(path) == PRODUCTION and not PRODUCTION.exists():
+        if self._is_missing(path) and not context.CLIARGS.get("syntax"):
             return (
                 "inventories/production does not exist yet; copy inventories/example to inventories/production, "
                 "name your servers in it, and run the command again (no GPU server at hand: ./scripts/quickstart)."
             )
         return ""
+
+    def _is_missing(self, path) -> bool:
+        return Path(path) == PRODUCTION and not PRODUCTION.exists()

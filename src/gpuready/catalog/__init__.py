@@ -18,7 +18,7 @@ def load(name: str) -> dict[str, Any]:
     if page.is_file():
         data = json.loads(page.read_text(encoding="utf-8"))
     else:
-        import yaml  # noqa: PLC0415 - the controller's alone
+        import yaml
 
         data = yaml.safe_load(resources.files(__package__).joinpath(f"{name}.yaml").read_text(encoding="utf-8"))
     assert isinstance(data, dict)  # noqa: S101 - our own file

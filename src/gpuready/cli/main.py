@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import sys
 from typing import Any
 
@@ -17,12 +18,14 @@ from gpuready.cli.verb import Call, Verb
 from gpuready.outcome import Exit, Failure, Refusal, Result
 
 NOUNS: dict[str, str] = {
+    "agent": "this server part itself: install",
     "facts": "what this server is: GPUs, host, models, what runs",
     "host": "settings of the host: kernel parameters, firewall",
     "engine": "inference engines: build, list",
     "model": "models on disk: check, list",
-    "plan": "what fits and why: make, explain",
-    "release": "rendered deployments: apply, list, rollback",
+    "plan": "what fits and why: explain",
+    "gateway": "the only door to the engines: apply",
+    "release": "rendered deployments: apply, list",
     "deployment": "running deployments: status, and the steps of their units",
     "spec": "what an operator declares: check, schema (controller only)",
 }
@@ -113,11 +116,18 @@ def run(argv: list[str]) -> tuple[Result, bool]:
     except Refusal as refusal:
         return Result(failures=refusal.failures, exit=refusal.exit), as_json
     except PermissionError as error:
-        failure = Failure("machine.permission", f"{error.filename} may not be touched", str(error.strerror), "run as root")
+        failure = Failure(
+            "machine.permission", f"{error.filename} may not be touched", str(error.strerror), "run as root"
+        )
         return Result(failures=[failure], exit=Exit.MACHINE_CANNOT), as_json
     except OSError as error:
         what = f"{error.filename}" if error.filename else f"gpuready {known.noun} {verb}"
-        failure = Failure("machine.io", f"{what}: {error.strerror or error}", "", "run the command again once that is repaired")
+        failure = Failure(
+            "machine.io",
+            f"{what}: {error.strerror or error}",
+            "",
+            "run the command again once that is repaired",
+        )
         return Result(failures=[failure], exit=Exit.FAILED), as_json
 
 
@@ -128,6 +138,13 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; run the command again to finish", file=sys.stderr)
         return 130
+    except Exception as error:
+        # A defect of ours: the operator gets a sentence, and the trace where it was asked for.
+        if os.environ.get("GPUREADY_TRACE"):
+            raise
+        what = f"gpuready has a defect: {type(error).__name__}: {error}"
+        failure = Failure("internal", what, "", "set GPUREADY_TRACE=1, run it again and report what it prints")
+        result, as_json = Result(failures=[failure], exit=Exit.FAILED), "--json" in (argv or sys.argv)
     if as_json:
         json.dump(result.as_dict(), sys.stdout)
         print()

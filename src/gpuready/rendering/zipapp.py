@@ -21,6 +21,7 @@ CONTROLLER_ROOMS = ("spec", "rendering")
 CARRIED_MODULES = ("pynvml",)
 # The earliest date that a zip entry can hold: the build must not depend on the clock.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
+_SHEBANG = b"#!/usr/bin/python3\n"
 _MAIN = "import sys\nfrom gpuready.cli.main import main\nsys.exit(main())\n"
 
 
@@ -63,8 +64,9 @@ def _members() -> dict[str, bytes]:
 
 def build() -> ServerPart:
     """Build the server part from this checkout."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+    buffer = io.BytesIO(_SHEBANG)
+    buffer.seek(0, io.SEEK_END)
+    with zipfile.ZipFile(buffer, "a", zipfile.ZIP_DEFLATED) as archive:
         for name, content in sorted(_members().items()):
             entry = zipfile.ZipInfo(name, _EPOCH)
             entry.compress_type = zipfile.ZIP_DEFLATED

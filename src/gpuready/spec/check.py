@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from gpuready import catalog
-from gpuready.outcome import Failure, Refusal
+from gpuready.outcome import Failure
 from gpuready.spec.model import HostSpec
 
 PREFIX = "gpuready_"
@@ -102,7 +102,7 @@ def _failure(host: str, error: Mapping[str, Any], locate: Locate) -> Failure:
     if kind == "value_error":
         return Failure("spec.value", f"{where} is refused", message, "correct it in the inventory")
     value = error.get("input")
-    shown = repr(value) if len(repr(value)) < 80 else f"{repr(value)[:77]}..."  # noqa: PLR2004
+    shown = repr(value) if len(repr(value)) < 80 else f"{repr(value)[:77]}..."
     return Failure("spec.value", f"{where} = {shown} is refused", _allowed(error, key), "correct it in the inventory")
 
 
@@ -144,11 +144,11 @@ def _union_arm_noise(errors: list[Any]) -> list[Any]:
 
 def check_declaration(
     host: str, declared: Mapping[str, Any], roles: Mapping[str, Iterable[str]], locate: Locate = lambda _: ""
-) -> HostSpec:
-    """Return the checked declaration of one host.
+) -> tuple[HostSpec | None, list[Failure]]:
+    """Return the checked declaration of one host, and every mistake at once.
 
-    Raises:
-        Refusal: with every mistake at once, each naming host, file, key, value and what is allowed.
+    The declaration is None when its own values cannot be read; with other mistakes (an unknown name beside it, a
+    name that the catalog lacks) it is still returned, so that more can be checked in the same pass.
     """
     failures = unknown_names(host, declared, roles, locate)
     known = {key: value for key, value in declared.items() if key in HostSpec.model_fields}
@@ -156,8 +156,5 @@ def check_declaration(
         spec = HostSpec.model_validate(known)
     except ValidationError as error:
         errors = _union_arm_noise(error.errors(include_url=False, include_context=False))
-        raise Refusal(failures + [_failure(host, one, locate) for one in errors]) from error
-    failures += _catalog_failures(host, spec, locate)
-    if failures:
-        raise Refusal(failures)
-    return spec
+        return None, failures + [_failure(host, one, locate) for one in errors]
+    return spec, failures + _catalog_failures(host, spec, locate)

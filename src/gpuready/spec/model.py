@@ -90,6 +90,9 @@ class HostSpec(_Declared):
     gpuready_simulated: bool = Field(
         default=False, description="The server is a simulated one, made by this checkout's machine builder."
     )
+    gpuready_replan: bool = Field(
+        default=False, description="Take this version's plan even where the plan on the server still holds."
+    )
 
     @model_validator(mode="after")
     def _names_differ(self) -> HostSpec:

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the plan of one host, once per run: declaration, facts, preflight, plan, rendered files.
+
+Every refusal is said at once and nothing is changed. It returns the facts that later stages read: `gpuready_facts`,
+`gpuready_plan` and `gpuready_files`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from ansible.errors import AnsibleConnectionFailure
+from ansible.plugins.action import ActionBase
+from gpuready.serving.models import read_model
+
+from gpuready import catalog
+from gpuready.outcome import Failure, Refusal
+from gpuready.planning.host import decide, keep_or_renew, needs_of
+from gpuready.planning.plan import SIMULATED_MODELS
+from gpuready.rendering.templates import Renderer, render_host
+from gpuready.spec.check import PREFIX, check_declaration
+from gpuready.spec.inventory import locator, role_defaults, role_variables
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+GENERATOR = CHECKOUT / "sim" / "tiny_model.py"
+
+
+class ActionModule(ActionBase):
+    """`gpuready_plan:` takes no options; everything comes from the inventory and the server."""
+
+    _supports_check_mode = True
+    _requires_connection = True
+
+    def run(self, tmp=None, task_vars=None):
+        """Return the facts of this host, or fail with every refusal at once."""
+        result = super().run(tmp, task_vars)
+        self.validate_argument_spec(argument_spec={})
+        task_vars = task_vars or {}
+        host = task_vars["inventory_hostname"]
+        spec, failures = self._declaration(host, task_vars)
+        if spec is None:
+            return self._refuse(result, failures)
+        stack = catalog.load("stacks")["stacks"].get(spec["gpuready_stack"])
+        facts = self._facts(host, needs_of(spec, stack), task_vars)
+        gateway = self._knobs("gateway", task_vars)
+        try:
+            generated = self._generated_models(spec)
+            plan, refused = decide(host, spec, gateway, facts, generated)
+            failures += refused
+            if failures or plan is None:
+                return self._refuse(result, failures)
+            plan, note = keep_or_renew(plan, facts["stored_plan"], spec["gpuready_replan"])
+            files = render_host(Renderer(self._template_folders(task_vars)), spec, plan, facts)
+        except Refusal as refusal:
+            return self._refuse(result, failures + refusal.failures)
+        result["plan"] = self._explain(plan, note)
+        result["ansible_facts"] = {"gpuready_facts": facts, "gpuready_plan": plan, "gpuready_files": files}
+        return result
+
+    def _declaration(self, host: str, task_vars: dict) -> tuple[dict | None, list[Failure]]:
+        roles = role_variables(CHECKOUT / "roles")
+        prefixes = (PREFIX, *(f"{role}_" for role in roles))
+        names = [name for name in task_vars if name.startswith(prefixes)]
+        # Only the shared variables are read here; a role's own are templated when the role runs.
+        declared = {
+            name: self._templar.template(task_vars[name]) if name.startswith(PREFIX) else None for name in names
+        }
+        folders = [Path(source) for source in task_vars.get("ansible_inventory_sources") or [] if Path(source).exists()]
+        folders = [folder if folder.is_dir() else folder.parent for folder in folders]
+        locate = locator(folders, task_vars.get("group_names", []), host, CHECKOUT)
+        spec, failures = check_declaration(host, declared, roles, locate)
+        return (spec.model_dump() if spec else None), failures
+
+    def _facts(self, host: str, needs: dict, task_vars: dict) -> dict:
+        task = self._task.copy()
+        task.args = {"noun": "facts", "verb": "show", "input": needs}
+        action = self._shared_loader_obj.action_loader.get(
+            "gpuready",
+            task=task,
+            connection=self._connection,
+            play_context=self._play_context,
+            loader=self._loader,
+            templar=self._templar,
+            shared_loader_obj=self._shared_loader_obj,
+        )
+        try:
+            return action.run(task_vars=task_vars)["data"]
+        except AnsibleConnectionFailure as error:
+            said = str(error).strip().splitlines()[-1]
+            address = task_vars.get("ansible_host", host)
+            raise AnsibleConnectionFailure(
+                f"host {host} ({address}) does not answer over SSH: {said}; start it, or leave it out with --limit."
+            ) from error
+
+    def _knobs(self, role: str, task_vars: dict) -> dict:
+        """Return a role's public variables for this host, without the role's prefix."""
+        values = role_defaults(CHECKOUT / "roles", role)
+        return {
+            name.removeprefix(f"{role}_"): self._templar.template(task_vars.get(name, default))
+            for name, default in values.items()
+        }
+
+    def _generated_models(self, spec: dict) -> dict[str, dict]:
+        """Make the simulated models on the controller and return what their files say."""
+        wanted = {one["model"] for one in spec["gpuready_deployments"] if one["model"].startswith(SIMULATED_MODELS)}
+        found = {}
+        for model in sorted(wanted):
+            folder = CHECKOUT / ".cache" / "models"
+            made = subprocess.run(
+                [sys.executable, str(GENERATOR), "--store", str(folder), model],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if made.returncode == 0:
+                path = Path(made.stdout.strip().splitlines()[-1])
+                found[model] = {**read_model(path), "revision": path.name.rpartition("@")[2], "source": str(path)}
+        return found
+
+    def _template_folders(self, task_vars: dict) -> list[Path]:
+        own = Path(task_vars.get("inventory_dir") or CHECKOUT) / "templates"
+        return [folder for folder in (own, CHECKOUT / "templates") if folder.is_dir()]
+
+    def _explain(self, plan: dict, note: str) -> list[str]:
+        lines = [
+            line for one in plan["deployments"] for line in (f"{one['name']}:", *(f"  {x}" for x in one["explain"]))
+        ]
+        return [*lines, note] if note else lines
+
+    def _refuse(self, result: dict, failures: list[Failure]) -> dict:
+        result["failed"] = True
+        result["msg"] = "\n".join(failure.sentence() for failure in failures)
+        return result

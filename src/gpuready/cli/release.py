@@ -1,0 +1,36 @@
+"""`gpuready release`: rendered deployments on this server."""
+
+from __future__ import annotations
+
+from gpuready.cli.verb import Call, Verb
+from gpuready.operations.release import Applier
+from gpuready.outcome import Failure, Refusal, Result
+from gpuready.serving.layout import Layout, split_replica
+from gpuready.serving.releases import Store, replicas_on_disk
+
+
+def _apply(call: Call) -> Result:
+    plan, files, unit = (call.input.get(name) for name in ("plan", "files", "unit"))
+    if not isinstance(plan, dict) or not isinstance(files, dict) or not isinstance(unit, str):
+        what = "the input of release apply is {plan: ..., files: {deployment: {name: text}}, unit: text}"
+        raise Refusal(Failure("input.release", what, "a part is missing", "site.yml makes it"))
+    return Applier(Layout(), call.check).apply(plan, files, unit)
+
+
+def _list(_: Call) -> Result:
+    layout = Layout()
+    data = {}
+    for replica in sorted(replicas_on_disk(layout)):
+        name, index = split_replica(replica)
+        store = Store(layout, name)
+        data[replica] = {
+            "current": store.current(index),
+            "releases": [{"number": number, "verified": store.verified(number)} for number in store.numbers()],
+        }
+    return Result(data={"replicas": data})
+
+
+VERBS = {
+    "apply": Verb("bring all deployments to a plan", _apply, changes=True, takes_input=True),
+    "list": Verb("list the releases of every replica", _list),
+}

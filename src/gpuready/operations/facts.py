@@ -1,0 +1,156 @@
+"""`facts show`: everything that preflight and the planner ask, in one answer. Reads only, keeps nothing."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from gpuready.hardware import host, nvml, pci
+from gpuready.outcome import Failure, Refusal
+from gpuready.serving import engines, models
+from gpuready.serving.files import read_json
+from gpuready.serving.layout import Layout
+
+APT_HELPER = "/usr/lib/apt/apt-helper"
+REPOSITORY_SECONDS = 20
+
+
+def show(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts of this server.
+
+    `request` names what to look at beyond the hardware: `paths` whose filesystems matter, `models` (folders),
+    `packages` (Debian packages whose installed version matters).
+    """
+    devices = pci.scan()
+    read = host.facts(request.get("paths", []))
+    packages = installed_packages(request.get("packages", []))
+    stored = read_json(Layout().plan)
+    return {
+        "os": {"id": read.system.distribution, "version": read.system.distribution_version},
+        "kernel": read.system.kernel,
+        "architecture": read.system.architecture,
+        "python": ".".join(str(read.system.python).split(".")[:2]),
+        "container": read.system.container,
+        "cpu": asdict(read.cpu),
+        "ram_bytes": read.memory.total_bytes,
+        "gpus": [{"address": gpu.address, "device_id": f"{gpu.device:04x}"} for gpu in pci.gpus(devices)],
+        "nvswitch_count": len(pci.nvswitches(devices)),
+        "nvme_count": len(pci.nvmes(devices)),
+        "nvml": _nvml(),
+        "filesystems": {
+            one.path: {"mount": one.mount_point, "total_bytes": one.total_bytes, "free_bytes": one.free_bytes}
+            for one in read.filesystems
+        },
+        "listening": [
+            {"address": one.address, "port": one.port, "pid": one.pid, "program": one.program}
+            for one in read.listening_ports or ()
+        ],
+        "simulated_marker": read.simulated_machine,
+        "models": {path: read_model_facts(path) for path in request.get("models", [])},
+        "engines": engine_folders(),
+        "packages": packages,
+        "repositories": repositories() if any(version is None for version in packages.values()) else [],
+        "stored_plan": stored,
+        "placement": placement(stored),
+    }
+
+
+def _nvml() -> dict[str, Any] | None:
+    report = nvml.probe()
+    if report is None:
+        return None
+    return {
+        "driver": report.driver_version,
+        "problem": report.problem,
+        "gpus": [
+            {
+                "index": gpu.index,
+                "uuid": gpu.uuid,
+                "name": gpu.name,
+                "memory_bytes": gpu.memory_total_bytes,
+                "nvlink_links": gpu.nvlinks_active,
+                "problem": gpu.problem,
+            }
+            for gpu in report.gpus
+        ],
+    }
+
+
+def read_model_facts(path: str) -> dict[str, Any]:
+    """Return config and weight sizes of a model's folder, or what is wrong with it."""
+    try:
+        return {**models.read_model(Path(path)), "failures": []}
+    except Refusal as refusal:
+        return {"failures": [asdict(failure) for failure in refusal.failures]}
+
+
+def engine_folders() -> list[str]:
+    """Return the folders of all whole engine environments."""
+    return [one["folder"] for one in engines.listing(Path("/opt/gpuready/engines"), "/usr/bin/python3") if one["whole"]]
+
+
+def installed_packages(names: list[str]) -> dict[str, str | None]:
+    """Return the installed version of each package; None where it is not installed."""
+    found: dict[str, str | None] = dict.fromkeys(names)
+    if names:
+        answer = subprocess.run(
+            ["dpkg-query", "--show", "--showformat", "${db:Status-Status} ${Package} ${Version}\n", *names],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        for line in answer.stdout.splitlines():
+            status, name, version = line.split(" ", 2)
+            if status == "installed":
+                found[name] = version
+    return found
+
+
+def repositories() -> list[dict[str, str]]:
+    """Ask every package source for its release file, with apt's own proxies and certificates."""
+    answer = subprocess.run(
+        ["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE)"], capture_output=True, text=True, check=False
+    )
+    if answer.returncode != 0:
+        raise Refusal(
+            Failure("facts.apt", "apt cannot read its sources", answer.stderr.strip(), "repair the named file")
+        )
+    sources = sorted({line.strip() for line in answer.stdout.splitlines() if line.strip()})
+    with concurrent.futures.ThreadPoolExecutor(max_workers=8) as pool:
+        return list(pool.map(_ask_repository, sources))
+
+
+def _ask_repository(source: str) -> dict[str, str]:
+    uri, suite = source.split(" ", 1)
+    problem = "no answer"
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("InRelease", "Release"):
+            try:
+                answer = subprocess.run(
+                    [APT_HELPER, "download-file", f"{uri.rstrip('/')}/dists/{suite}/{name}", f"{folder}/{name}"],
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                    timeout=REPOSITORY_SECONDS,
+                )
+            except subprocess.TimeoutExpired:
+                problem = f"no answer within {REPOSITORY_SECONDS} s"
+                continue
+            if answer.returncode == 0:
+                return {"uri": uri, "suite": suite, "problem": ""}
+            said = [line for line in answer.stderr.splitlines() if line.startswith("E:")]
+            problem = said[-1].removeprefix("E:").strip() if said else f"apt-helper ended with {answer.returncode}"
+    return {"uri": uri, "suite": suite, "problem": problem}
+
+
+def placement(stored: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+    """Return where the deployments of the stored plan run: `{name: {gpus, port}}`."""
+    return {
+        one["name"]: {"gpus": one["replicas"][0]["gpus"], "port": one["replicas"][0]["port"]}
+        for one in (stored or {}).get("deployments", [])
+    }

@@ -1,0 +1,148 @@
+"""Decides for one host: what to ask the server, what is refused, and the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpuready import catalog
+from gpuready.outcome import Failure, Refusal
+from gpuready.planning import preflight
+from gpuready.planning.model import ModelFacts, UnknownModel, read_facts
+from gpuready.planning.plan import SIMULATED_MODELS, card_key, make_plan
+
+PATHS = ("/", "/opt/gpuready", "/srv/models", "/usr", "/var/cache", "/var/lib/gpuready")
+GATEWAY_PROGRAMS = ("haproxy",)
+GATEWAY_FOLDER = "/etc/gpuready/gateway"
+
+
+def needs_of(spec: Mapping[str, Any] | None, stack: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the input of `gpuready facts show` that answers everything preflight and planner ask."""
+    deployments = spec["gpuready_deployments"] if spec else []
+    return {
+        "paths": list(PATHS),
+        "models": [one["model_path"] for one in deployments if one["model_path"]],
+        "packages": list(stack["host"]["cuda"]["packages"]) if stack else [],
+    }
+
+
+def _models(
+    host: str, spec: Mapping[str, Any], facts: Mapping[str, Any], generated: Mapping[str, Mapping[str, Any]]
+) -> tuple[dict[str, ModelFacts], list[Failure]]:
+    """Return the sizes of every model, from what lies on the server or what gpuready will place there."""
+    models: dict[str, ModelFacts] = {}
+    failures = []
+    for one in spec["gpuready_deployments"]:
+        name, where = one["model"], f"host {host}, deployment {one['name']}"
+        if name.startswith(SIMULATED_MODELS):
+            read = generated.get(name)
+            if read is None:
+                what = f"{where}, model = {name!r}: no such simulated model"
+                failures.append(Failure("plan.no_model", what, "", f"there is {SIMULATED_MODELS}tiny-qwen2"))
+                continue
+            if not spec["gpuready_simulated"]:
+                what = f"{where}, model = {name!r} has random weights and is for simulated servers only"
+                failures.append(Failure("plan.simulated_model", what, "", "name a real model and its model_path"))
+                continue
+        elif one["model_path"] is None:
+            what = f"{where}: model_path is not set"
+            fix = "name the folder on the server that holds the model's config.json and safetensors files"
+            failures.append(Failure("plan.no_model_path", what, "", fix))
+            continue
+        else:
+            read = facts["models"].get(one["model_path"], {})
+            if read.get("failures") or not read.get("config"):
+                continue  # said by preflight
+        try:
+            models[name] = read_facts(read["config"], read["weight_bytes"])
+        except UnknownModel as error:
+            what = f"{where}: {one['model']} cannot be planned"
+            failures.append(Failure("plan.unknown_model", what, str(error), "choose a dense decoder model"))
+    return models, failures
+
+
+def _disk_needs(plan: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, float]:
+    """Return what will be written below each path, in GiB, for what is not there yet."""
+    needs: dict[str, float] = dict.fromkeys(PATHS, 0.0)
+    cuda = plan["host"]["cuda"]
+    if any(facts["packages"].get(name) is None for name in cuda["packages"]):
+        needs["/usr"] += cuda["install_gib"]
+        needs["/var/cache"] += cuda["download_gib"]
+    for engine in plan["engines"]:
+        if engine["folder"] not in facts["engines"]:
+            needs["/opt/gpuready"] += engine["install_gib"]
+            needs["/var/cache"] += engine["download_gib"]
+    return needs
+
+
+def _stack_system_failures(
+    host: str, stack_name: str, stack: Mapping[str, Any], facts: Mapping[str, Any]
+) -> list[Failure]:
+    cuda, system = stack["host"]["cuda"], facts["os"]
+    if cuda["source"] == "debian" and (system["id"], system["version"]) not in {("debian", "13"), ("ubuntu", "24.04")}:
+        what = (
+            f"host {host}, gpuready_stack = {stack_name!r} takes CUDA {cuda['version']} from the distribution's archive"
+        )
+        why = f"{system['id']} {system['version']} does not hold that version"
+        return [Failure("preflight.cuda_source", what, why, "use Debian 13, or a stack with NVIDIA's own packages")]
+    return []
+
+
+def decide(
+    host: str,
+    spec: Mapping[str, Any],
+    gateway: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    generated: Mapping[str, Mapping[str, Any]],
+) -> tuple[dict[str, Any] | None, list[Failure]]:
+    """Return the plan of one host and everything that is refused about it; the plan is None when it cannot be made.
+
+    `gateway` are the gateway's knobs, `generated` what is known of models that gpuready makes itself.
+    """
+    stacks, cards = catalog.load("stacks")["stacks"], catalog.load("gpus")["cards"]
+    failures = preflight.system_failures(host, facts)
+    failures += preflight.simulation_failures(host, spec["gpuready_simulated"], facts)
+    known_card = any(spec["gpuready_gpu_model"] in (key, *card["aliases"]) for key, card in cards.items())
+    if known_card:
+        key = card_key(spec["gpuready_gpu_model"])
+        failures += preflight.gpu_failures(host, key, spec["gpuready_gpu_count"], facts)
+    failures += preflight.expectation_failures(host, spec["gpuready_expect"], facts)
+    failures += preflight.port_failures(host, {"gateway_port": gateway["port"]}, GATEWAY_PROGRAMS, facts)
+    failures += preflight.model_failures(host, facts)
+    failures += preflight.repository_failures(host, facts)
+    models, refused = _models(host, spec, facts, generated)
+    failures += refused
+    stack = stacks.get(spec["gpuready_stack"])
+    plan = None
+    if stack is not None and known_card:
+        failures += _stack_system_failures(host, spec["gpuready_stack"], stack, facts)
+        try:
+            revisions = {name: str(one["revision"]) for name, one in generated.items()}
+            plan = make_plan(host, spec, facts, models, revisions)
+            plan["gateway"] = {
+                **gateway,
+                "folder": GATEWAY_FOLDER,
+                "body_limit_bytes": gateway["body_limit_kib"] * 1024,
+                # Headers share the buffer with the body.
+                "buffer_bytes": gateway["body_limit_kib"] * 1024 + 16384,
+            }
+        except Refusal as refusal:
+            failures += refusal.failures
+    needs = _disk_needs(plan, facts) if plan else dict.fromkeys(PATHS, 0.0)
+    failures += preflight.disk_failures(host, needs, facts)
+    return plan, failures
+
+
+def keep_or_renew(plan: dict[str, Any], stored: Mapping[str, Any] | None, renew: bool) -> tuple[dict[str, Any], str]:
+    """Return the plan to use and a note for the operator.
+
+    While its inputs are the same the stored plan stays, so a newer planner changes no running deployment by itself;
+    `renew` takes the new one.
+    """
+    if stored is None or stored.get("inputs") != plan["inputs"] or stored.get("schema") != plan["schema"] or renew:
+        return plan, ""
+    if stored["deployments"] == plan["deployments"]:
+        return plan, ""
+    names = [new["name"] for new in plan["deployments"] if new not in stored["deployments"]]
+    note = f"this version would plan {', '.join(names)} otherwise; take its plan with -e gpuready_replan=true"
+    return {**plan, "deployments": list(stored["deployments"])}, note

@@ -1,0 +1,171 @@
+"""Makes the plan of one host: all deployments together, every refusal at once.
+
+The plan is plain data. Roles read it as the fact `gpuready_plan`, templates as `plan`; nobody plans again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from gpuready import __version__, catalog
+from gpuready.outcome import Failure, Refusal
+from gpuready.planning.deployment import plan_deployment
+from gpuready.planning.model import ModelFacts
+from gpuready.planning.placement import place
+
+ENGINES_FOLDER = "/opt/gpuready/engines"
+MODELS_FOLDER = "/srv/models"
+SIMULATED_MODELS = "gpuready-sim/"
+
+
+def card_key(name: str) -> str:
+    """Return the catalog key of a GPU given by key or alias."""
+    for key, card in catalog.load("gpus")["cards"].items():
+        if name == key or name in card["aliases"]:
+            return str(key)
+    raise KeyError(name)
+
+
+def engine_folder(engine: str, version: str, lock_text: str) -> str:
+    """Return the folder of an engine's environment; the lock's digest makes it immutable."""
+    digest = hashlib.sha256(lock_text.encode()).hexdigest()[:12]
+    return f"{ENGINES_FOLDER}/{engine}-{version}-{digest}"
+
+
+def inputs_digest(spec: Mapping[str, Any], facts: Mapping[str, Any], models: Mapping[str, ModelFacts]) -> str:
+    """Return a digest of everything that the plan follows from."""
+    seen = {
+        "spec": {key: value for key, value in spec.items() if key != "gpuready_replan"},
+        "stack": catalog.load("stacks")["stacks"][spec["gpuready_stack"]],
+        "python": facts["python"],
+        "gpus": len(facts["gpus"]),
+        "models": {name: repr(model) for name, model in sorted(models.items())},
+    }
+    return hashlib.sha256(json.dumps(seen, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _stack_failures(host: str, spec: Mapping[str, Any], stack: Mapping[str, Any]) -> list[Failure]:
+    failures = []
+    name = spec["gpuready_stack"]
+    if stack["simulated_only"] and not spec["gpuready_simulated"]:
+        what = f"host {host}, gpuready_stack = {name!r} is for simulated servers only"
+        fix = "choose another stack; gpuready_simulated: true is for machines of ./scripts/quickstart"
+        failures.append(Failure("plan.simulated_only", what, "", fix))
+    sm = float(catalog.load("gpus")["cards"][card_key(spec["gpuready_gpu_model"])]["compute"])
+    for deployment in spec["gpuready_deployments"]:
+        where = f"host {host}, deployment {deployment['name']}"
+        engine = stack["engines"].get(deployment["engine"])
+        if engine is None:
+            what = f"{where}, engine = {deployment['engine']!r} is not in stack {name}"
+            fix = f"stack {name} has {', '.join(stack['engines'])}"
+            failures.append(Failure("plan.engine_not_in_stack", what, "", fix))
+        elif engine["gpus_sm_min"] and sm < float(engine["gpus_sm_min"]):
+            what = f"{where}, engine = {deployment['engine']!r} does not run on {spec['gpuready_gpu_model']}"
+            why = f"compute capability is {sm}, {engine['version']} needs {engine['compute_min']}"
+            failures.append(Failure("plan.engine_card", what, why, "choose another stack or engine"))
+    return failures
+
+
+def _engines(host: str, spec: Mapping[str, Any], stack: Mapping[str, Any], python: str) -> list[dict[str, Any]]:
+    """Return the engines that the deployments need, each with its lock for the server's Python."""
+    wanted = sorted({deployment["engine"] for deployment in spec["gpuready_deployments"]})
+    engines = []
+    for name in wanted:
+        entry = stack["engines"][name]
+        if python not in entry["pythons"]:
+            what = f"host {host}: {name} {entry['version']} has no lock for the server's Python {python}"
+            fix = f"it runs on Python {', '.join(entry['pythons'])}: choose another stack or distribution release"
+            raise Refusal(Failure("plan.python", what, "", fix))
+        lock = entry["lock"].format(py=python.replace(".", ""))
+        engines.append(
+            {
+                "engine": name,
+                "version": entry["version"],
+                "lock": lock,
+                "folder": engine_folder(name, entry["version"], catalog.lock_text(lock)),
+                "apt": entry["apt"],
+                "launch": entry["launch"],
+                "distribution": entry["distribution"],
+                "smoke": entry["smoke"],
+                "download_gib": entry["download_gib"],
+                "install_gib": entry["install_gib"],
+            }
+        )
+    return engines
+
+
+def _host(spec: Mapping[str, Any], stack: Mapping[str, Any]) -> dict[str, Any]:
+    key = card_key(spec["gpuready_gpu_model"])
+    card = catalog.load("gpus")["cards"][key]
+    return {
+        "stack": spec["gpuready_stack"],
+        "simulated": spec["gpuready_simulated"],
+        "gpu_model": key,
+        "gpu_count": spec["gpuready_gpu_count"],
+        "cuda": {**stack["host"]["cuda"], "sm": f"sm_{card['compute'].replace('.', '')}"},
+    }
+
+
+def model_folder(deployment: Mapping[str, Any], revision: str) -> str:
+    """Return where a deployment's model lies: the operator's path, or our store."""
+    own = deployment.get("model_path")
+    return str(own) if own else f"{MODELS_FOLDER}/{deployment['model'].replace('/', '--')}@{revision}"
+
+
+def make_plan(
+    host: str,
+    spec: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    models: Mapping[str, ModelFacts],
+    revisions: Mapping[str, str],
+) -> dict[str, Any]:
+    """Plan one host.
+
+    `spec` is a checked declaration as plain data, `facts` what `gpuready facts show` said, `models` sizes by
+    model id, `revisions` the revision of each model that gpuready itself places.
+
+    Raises:
+        Refusal: with every reason at once; nothing was changed.
+    """
+    stack = catalog.load("stacks")["stacks"][spec["gpuready_stack"]]
+    failures = _stack_failures(host, spec, stack)
+    placement, refused = place(host, spec, facts.get("placement", {}))
+    failures += refused
+    if failures:
+        raise Refusal(failures)
+    engines = _engines(host, spec, stack, facts["python"])
+    card = catalog.load("gpus")["cards"][card_key(spec["gpuready_gpu_model"])]
+    deployments = []
+    for declared in spec["gpuready_deployments"]:
+        if declared["model"] not in models:
+            continue  # refused by whoever reads models
+        engine = next(one for one in engines if one["engine"] == declared["engine"])
+        planned, refused = plan_deployment(
+            host, declared, models[declared["model"]], card, stack, placement[declared["name"]]
+        )
+        failures += refused
+        path = model_folder(declared, revisions.get(declared["model"], ""))
+        deployments.append(
+            {**planned, "model_path": path, "engine_folder": engine["folder"], "module": engine["module"]}
+        )
+    if failures:
+        raise Refusal(failures)
+    return {
+        "schema": 1,
+        "planner": __version__,
+        "inputs": inputs_digest(spec, facts, models),
+        "host": _host(spec, stack),
+        "engines": engines,
+        "models": [
+            {
+                "model": one["model"],
+                "path": one["model_path"],
+                "generated": one["model"].startswith(SIMULATED_MODELS),
+            }
+            for one in deployments
+        ],
+        "deployments": deployments,
+    }

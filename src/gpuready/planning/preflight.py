@@ -1,0 +1,194 @@
+"""Compares what is declared with what the server is, before anything is changed. Every refusal at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gpuready import catalog
+from gpuready.outcome import Failure
+from gpuready.planning.memory import GIB
+
+NVIDIA = "10de"
+SYSTEMS = {"debian": ["12", "13"], "ubuntu": ["22.04", "24.04"]}
+OLDEST_PYTHON = (3, 10)
+SPARE_GIB = 2.0
+"""Room that every filesystem we write to keeps, for logs, releases and package lists."""
+
+
+def _card_of_pci(device_id: str) -> str | None:
+    cards = catalog.load("gpus")["cards"]
+    return next((key for key, card in cards.items() if device_id in card["pci"]), None)
+
+
+def gpu_failures(host: str, key: str, count: int, facts: Mapping[str, Any]) -> list[Failure]:
+    """Compare the declared card and number with PCI, and with NVML where a driver is."""
+    card = catalog.load("gpus")["cards"][key]
+    found = facts["gpus"]
+    if not found:
+        what = f"host {host}, gpuready_gpu_model = {key}: the server shows no NVIDIA GPU on its PCI bus"
+        return [Failure("preflight.no_gpu", what, "", "see lspci -d 10de: on the server, or name another host")]
+    failures = []
+    others = sorted({gpu["device_id"] for gpu in found} - set(card["pci"]))
+    if others:
+        shown = ", ".join(f"{_card_of_pci(one) or 'an unknown card'} ({NVIDIA}:{one})" for one in others)
+        what = f"host {host}, gpuready_gpu_model = {key} is contradicted by the hardware: its PCI bus shows {shown}"
+        known = next((name for one in others if (name := _card_of_pci(one))), None)
+        fix = (
+            f"set gpuready_gpu_model: {known}"
+            if known
+            else f"known cards are {', '.join(catalog.load('gpus')['cards'])}"
+        )
+        failures.append(Failure("preflight.gpu_model", what, "", fix))
+    if len(found) != count:
+        what = f"host {host}, gpuready_gpu_count = {count}, but the PCI bus shows {len(found)} NVIDIA GPUs"
+        why = "some are missing" if len(found) < count else "there are more"
+        fix = f"set gpuready_gpu_count: {len(found)}, or see why {why}"
+        failures.append(Failure("preflight.gpu_count", what, "", fix))
+    return failures + (_nvml_failures(host, key, card, facts) if not failures else [])
+
+
+def _nvml_failures(host: str, key: str, card: Mapping[str, Any], facts: Mapping[str, Any]) -> list[Failure]:
+    nvml = facts["nvml"]
+    if nvml is None:
+        return []
+    if nvml["problem"]:
+        return [
+            Failure("preflight.nvml", f"host {host}: the NVIDIA driver does not answer", nvml["problem"], "repair it")
+        ]
+    failures = []
+    wrong = sorted({gpu["name"] for gpu in nvml["gpus"] if gpu["name"] and gpu["name"] not in card["nvml_names"]})
+    if wrong:
+        what = f"host {host}, gpuready_gpu_model = {key} is contradicted by the driver: it names {', '.join(wrong)}"
+        failures.append(Failure("preflight.gpu_name", what, "", f"expected is {' or '.join(card['nvml_names'])}"))
+    if len(nvml["gpus"]) != len(facts["gpus"]):
+        what = f"host {host}: the driver shows {len(nvml['gpus'])} GPUs, the PCI bus {len(facts['gpus'])}"
+        failures.append(
+            Failure("preflight.gpu_lost", what, "", "see dmesg for XID errors, and reset or replace the GPU")
+        )
+    for gpu in nvml["gpus"]:
+        if gpu["problem"]:
+            what = f"host {host}: GPU {gpu['index']} does not answer the driver"
+            failures.append(Failure("preflight.gpu_sick", what, gpu["problem"], "reset or replace it"))
+    return failures
+
+
+def system_failures(host: str, facts: Mapping[str, Any]) -> list[Failure]:
+    """Check the distribution, the architecture and Python."""
+    failures = []
+    system = facts["os"]
+    if system["version"] not in SYSTEMS.get(system["id"], []):
+        listed = ", ".join(f"{name.capitalize()} {'/'.join(versions)}" for name, versions in SYSTEMS.items())
+        what = f"host {host} runs {system['id']} {system['version']}"
+        failures.append(Failure("preflight.system", what, "it is not supported", f"supported are {listed}"))
+    if facts["architecture"] != "x86_64":
+        what = f"host {host} is {facts['architecture']}"
+        failures.append(Failure("preflight.architecture", what, "it is not supported", "x86_64 is"))
+    if tuple(int(part) for part in facts["python"].split(".")[:2]) < OLDEST_PYTHON:
+        what = f"host {host} has Python {facts['python']}"
+        failures.append(Failure("preflight.python", what, "3.10 or newer is needed", "upgrade the distribution"))
+    return failures
+
+
+def simulation_failures(host: str, simulated: bool, facts: Mapping[str, Any]) -> list[Failure]:
+    """Stand-ins are only for machines of the machine builder: the inventory and the machine must both say so."""
+    marker = facts["simulated_marker"] is not None
+    if simulated and not marker:
+        what = f"host {host}, gpuready_simulated = true, but the server was not made by this checkout's machine builder"
+        return [
+            Failure("preflight.not_simulated", what, "", "remove gpuready_simulated; ./scripts/quickstart makes one")
+        ]
+    if marker and not simulated:
+        what = f"host {host} is a simulated server, but gpuready_simulated is not true in the inventory"
+        return [Failure("preflight.simulated", what, "", "set gpuready_simulated: true, or name a real server")]
+    return []
+
+
+def expectation_failures(host: str, expect: Mapping[str, Any], facts: Mapping[str, Any]) -> list[Failure]:
+    """Compare gpuready_expect with the server; what cannot be read is said, never passed."""
+    links = sorted(
+        {gpu["nvlink_links"] for gpu in (facts["nvml"] or {}).get("gpus", []) if gpu["nvlink_links"] is not None}
+    )
+    # name: what was found, and whether it must be met exactly
+    found: dict[str, tuple[float | None, bool]] = {
+        "cpu_cores": (facts["cpu"]["physical_cores"], False),
+        # Firmware takes a share of what is plugged in: 5 % is not a missing module.
+        "ram_gib": (facts["ram_bytes"] / GIB / 0.95, False),
+        "nvme_count": (facts["nvme_count"], False),
+        "nvswitch_count": (facts["nvswitch_count"], True),
+        "nvlink_links_per_gpu": (links[0] if len(links) == 1 else (min(links) if links else None), True),
+    }
+    failures = []
+    for key, wanted in expect.items():
+        if wanted is None:
+            continue
+        value, exactly = found[key]
+        where = f"host {host}, gpuready_expect.{key} = {wanted}"
+        if value is None:
+            failures.append(
+                Failure("preflight.expect", f"{where} cannot be checked: the server does not say", "", "remove it")
+            )
+        elif value < wanted or (exactly and value != wanted):
+            what = f"{where}, but the server has {value:.0f}"
+            failures.append(Failure("preflight.expect", what, "", "repair the server or correct gpuready_expect"))
+    return failures
+
+
+def disk_failures(host: str, needs_gib: Mapping[str, float], facts: Mapping[str, Any]) -> list[Failure]:
+    """Check that every filesystem has room for what will be written to it.
+
+    `needs_gib` maps a path to what will be written below it, in GiB; paths of one filesystem add up.
+    """
+    by_mount: dict[str, dict[str, Any]] = {}
+    for path, gib in needs_gib.items():
+        filesystem = facts["filesystems"][path]
+        entry = by_mount.setdefault(
+            filesystem["mount"], {"free": filesystem["free_bytes"] / GIB, "need": SPARE_GIB, "paths": []}
+        )
+        entry["need"] += gib
+        entry["paths"].append(path)
+    failures = []
+    for mount, entry in by_mount.items():
+        if entry["free"] < entry["need"]:
+            paths = ", ".join(entry["paths"])
+            free, need = f"{entry['free']:.1f}", f"{entry['need']:.1f}"
+            what = f"host {host}: {mount} has {free} GiB free, and {need} GiB are needed for {paths}"
+            failures.append(
+                Failure("preflight.disk", what, "", f"free space on {mount} or give these paths a disk of their own")
+            )
+    return failures
+
+
+def port_failures(host: str, ports: Mapping[str, int], ours: Iterable[str], facts: Mapping[str, Any]) -> list[Failure]:
+    """Check that nobody else listens where we want to; `ours` are programs that may."""
+    failures = []
+    for key, port in ports.items():
+        holder = next((one for one in facts["listening"] if one["port"] == port and one["program"] not in ours), None)
+        if holder is not None:
+            who = f"{holder['program'] or 'a process'} (pid {holder['pid']})" if holder["pid"] else "another process"
+            what = f"host {host}, {key} = {port} is taken by {who}"
+            failures.append(Failure("preflight.port", what, "", f"stop it or set another {key}"))
+    return failures
+
+
+def repository_failures(host: str, facts: Mapping[str, Any]) -> list[Failure]:
+    """Check that every package source answers, where packages are still to be installed."""
+    return [
+        Failure(
+            "preflight.repository",
+            f"host {host}: the package source {one['uri']} ({one['suite']}) does not answer",
+            one["problem"],
+            "see the server's network, proxy and /etc/apt/sources.list.d",
+        )
+        for one in facts["repositories"]
+        if one["problem"]
+    ]
+
+
+def model_failures(host: str, facts: Mapping[str, Any]) -> list[Failure]:
+    """Return what is wrong with the models' folders, with the host's name."""
+    return [
+        Failure(one["code"], f"host {host}: {one['what']}", one["why"], one["fix"])
+        for model in facts["models"].values()
+        for one in model["failures"]
+    ]

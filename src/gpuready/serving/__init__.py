@@ -1,0 +1,1 @@
+"""Engines, models, releases and readiness on the server."""

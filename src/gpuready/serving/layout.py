@@ -1,0 +1,55 @@
+"""Where things lie on a server. Every path hangs under one root, so tests can use a folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+UNIT = "gpuready-engine@{replica}.service"
+ENGINE_USER = "gpuready-engine"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The server's folders as docs/architecture.md names them."""
+
+    root: Path = Path("/")
+
+    @property
+    def state(self) -> Path:
+        """What was verified: the record that boot, watchdog and exporter act on."""
+        return self.root / "var/lib/gpuready"
+
+    @property
+    def plan(self) -> Path:
+        """The plan of the host, written after it was verified."""
+        return self.state / "plan.json"
+
+    def releases(self, deployment: str) -> Path:
+        """Return the folder of all releases of a deployment, numbered 1, 2, 3 ..."""
+        return self.state / "releases" / deployment
+
+    def current(self, deployment: str, index: int) -> Path:
+        """Return the link of one replica to its release."""
+        return self.state / "replicas" / deployment / str(index) / "current"
+
+    def run(self, replica: str) -> Path:
+        """Return the folder of what exists only while a replica runs; `replica` is `<deployment>.<index>`."""
+        return self.root / "run/gpuready" / replica
+
+    @property
+    def engine_unit(self) -> Path:
+        """The template unit of all replicas."""
+        return self.root / "etc/systemd/system/gpuready-engine@.service"
+
+
+def split_replica(replica: str) -> tuple[str, int]:
+    """Split `chat.0` into its deployment and index.
+
+    Raises:
+        ValueError: when it is not of that form.
+    """
+    name, _, index = replica.rpartition(".")
+    if not name or not index.isdigit():
+        raise ValueError(replica)
+    return name, int(index)

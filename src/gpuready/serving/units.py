@@ -1,0 +1,42 @@
+"""Talks to systemd about the units of replicas."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from pathlib import Path
+
+from gpuready.serving.layout import UNIT
+
+
+def unit_of(replica: str) -> str:
+    """Return the unit of a replica."""
+    return UNIT.format(replica=replica)
+
+
+def systemctl(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run systemctl; the caller looks at the exit status."""
+    return subprocess.run(["systemctl", *words], capture_output=True, text=True, check=False)
+
+
+def properties(unit: str, *names: str) -> dict[str, str]:
+    """Return properties of a unit, as systemd knows them now."""
+    answer = systemctl("show", unit, *(f"--property={name}" for name in names))
+    pairs = (line.partition("=")[::2] for line in answer.stdout.splitlines() if "=" in line)
+    return dict(pairs)
+
+
+def digest(path: Path) -> str:
+    """Return a digest of a unit file; empty where there is none."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.exists() else ""
+
+
+def last_words(unit: str, lines: int = 15) -> str:
+    """Return the end of a unit's journal, for messages."""
+    answer = subprocess.run(
+        ["journalctl", "--unit", unit, "--lines", str(lines), "--no-pager", "--output", "cat"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return answer.stdout.strip()

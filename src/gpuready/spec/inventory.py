@@ -1,0 +1,52 @@
+"""Reads what stands around a declaration: the roles' public variables, and where a variable is set."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+def role_variables(roles: Path) -> dict[str, list[str]]:
+    """Return the public variables of every role, from its meta/argument_specs.yml."""
+    found = {}
+    for path in sorted(roles.glob("*/meta/argument_specs.yml")):
+        specs = yaml.safe_load(path.read_text(encoding="utf-8"))["argument_specs"]
+        found[path.parent.parent.name] = [name for entry in specs.values() for name in entry.get("options") or {}]
+    return found
+
+
+def role_defaults(roles: Path, role: str) -> dict[str, Any]:
+    """Return the defaults of one role."""
+    values: Mapping[str, Any] = (
+        yaml.safe_load((roles / role / "defaults" / "main.yml").read_text(encoding="utf-8")) or {}
+    )
+    return dict(values)
+
+
+def locator(inventory_folders: Sequence[Path], groups: Sequence[str], host: str, base: Path) -> Callable[[str], str]:
+    """Return a function that says in which file and line a variable of this host is set.
+
+    The most specific place wins, as in Ansible: the host, then its groups, then `all`, then the inventory file.
+    """
+    candidates: list[Path] = []
+    for folder in inventory_folders:
+        places = [folder / "host_vars" / host, *(folder / "group_vars" / group for group in [*groups, "all"])]
+        for place in places:
+            candidates += [place.with_name(f"{place.name}{ending}") for ending in (".yml", ".yaml")]
+            candidates += sorted(path for path in place.rglob("*") if path.suffix in (".yml", ".yaml"))
+        candidates += sorted(path for path in folder.glob("*.y*ml") if path.is_file())
+
+    def locate(variable: str) -> str:
+        pattern = re.compile(rf"^\s*[\"']?{re.escape(variable)}[\"']?\s*:")
+        for path in candidates:
+            if path.is_file():
+                for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+                    if pattern.match(line):
+                        return f"{path.relative_to(base) if path.is_relative_to(base) else path}:{number}"
+        return ""
+
+    return locate
