@@ -55,7 +55,8 @@ class ActionModule(ActionBase):
             files = render_host(Renderer(self._template_folders(task_vars)), spec, plan, facts)
         except Refusal as refusal:
             return self._refuse(result, failures + refusal.failures)
-        result["plan"] = self._explain(plan, note)
+        for line in self._explain(plan, note):
+            self._display.display(f"  {host}: {line}")
         result["ansible_facts"] = {"gpuready_facts": facts, "gpuready_plan": plan, "gpuready_files": files}
         return result
 

@@ -149,7 +149,7 @@ def make_plan(
         failures += refused
         path = model_folder(declared, revisions.get(declared["model"], ""))
         deployments.append(
-            {**planned, "model_path": path, "engine_folder": engine["folder"], "module": engine["module"]}
+            {**planned, "model_path": path, "engine_folder": engine["folder"], "launch": engine["launch"]}
         )
     if failures:
         raise Refusal(failures)
