@@ -69,6 +69,7 @@ _Static_assert(sizeof(nvmlMemory_t) == 24, "as in pynvml");
 _Static_assert(sizeof(nvmlMemory_v2_t) == 40, "as in pynvml");
 _Static_assert(sizeof(nvmlProcessInfo_t) == 24, "as in pynvml");
 _Static_assert(sizeof(nvmlTemperature_t) == 12, "as in pynvml");
+_Static_assert(sizeof(nvmlUtilization_t) == 8, "as in pynvml");
 
 #define VERSION_OF(type, number) ((unsigned)sizeof(type) | ((unsigned)(number) << 24))
 

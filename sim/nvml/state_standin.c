@@ -67,6 +67,9 @@ __attribute__((format(printf, 1, 2))) static const char *wrong(const char *forma
     va_start(arguments, format);
     vsnprintf(sentence, sizeof(sentence), format, arguments);
     va_end(arguments);
+    for (char *c = sentence; *c != '\0'; c++)
+        if (*c < ' ' || *c > '~')
+            *c = '?'; /* what a damaged file may hold has no place on a terminal */
     return sentence;
 }
 
