@@ -195,9 +195,11 @@ def _build(wanted: Wanted, python: str) -> str:
     uv = packages.provide_uv(workshop, wanted.tool)
     remove(wanted.folder)
     try:
-        without = _sections_to_leave_out(wanted.lock, workshop.wheels)
+        local = _local_versions(wanted.lock, workshop.wheels)
+        # torch's +cpu wheel brings all it needs; the CUDA libraries would be dead weight beside it.
+        without = [locks.CUDA_LIBRARIES] if local.get("torch", "").endswith("+cpu") else []
         packages.make_room(wanted.python, wanted.folder, "--without-pip")
-        packages.install(uv, workshop, wanted.folder, wanted.lock.text(without), wanted.title)
+        packages.install(uv, workshop, wanted.folder, wanted.lock.text(without, local), wanted.title)
         seal(wanted.folder)
         _smoke(wanted)
         torch = _torch_of(wanted.folder)
@@ -210,11 +212,10 @@ def _build(wanted: Wanted, python: str) -> str:
     return torch
 
 
-def _sections_to_leave_out(lock: locks.Lock, wheels: Path) -> list[str]:
-    """Return the lock's sections that nothing needs, given the wheels that were sent along."""
+def _local_versions(lock: locks.Lock, wheels: Path) -> dict[str, str]:
+    """Return the packages of which a wheel with a local version was sent along, each with that version."""
     sent = [locks.wheel_of(path) for path in locks.wheels_in([wheels], lock)]
-    cpu_torch = any(wheel and wheel.name == "torch" and wheel.local == "cpu" for wheel in sent)
-    return [locks.CUDA_LIBRARIES] if cpu_torch else []
+    return {wheel.name: wheel.version for wheel in sent if wheel and wheel.local}
 
 
 def remove(folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote
@@ -49,11 +49,20 @@ class Lock:
         found = re.search(r"-py(\d)(\d+)$", self.name)
         return f"{found[1]}.{found[2]}" if found else None
 
-    def text(self, without: Iterable[str] = ()) -> str:
-        """Return the lock as a requirements file, without the named sections."""
+    def text(self, without: Iterable[str] = (), local: Mapping[str, str] | None = None) -> str:
+        """Return the lock as a requirements file, without the named sections.
+
+        `local` names packages whose wheel of a local version (`2.13.0+cpu`) is at hand and shall be taken; for
+        all others only the very version of the lock is, because a hash belongs to it alone.
+        """
         left_out = set(without)
-        kept = [one for one in self.requirements if one.section not in left_out]
-        return "".join(f"{line}\n" for one in kept for line in one.lines)
+        lines: list[str] = []
+        for one in self.requirements:
+            if one.section not in left_out:
+                version = (local or {}).get(one.name, one.version)
+                lines.append(one.lines[0].replace(f"=={one.version}", f"==={version}", 1))
+                lines += one.lines[1:]
+        return "".join(f"{line}\n" for line in lines)
 
     def count(self, without: Iterable[str] = ()) -> int:
         """Return how many packages the lock holds, without the named sections."""
