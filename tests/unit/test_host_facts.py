@@ -162,6 +162,16 @@ def test_a_path_is_on_the_mount_nearest_above_it(
     assert (found.path, found.mount_point, found.device, found.type) == (path, mount_point, device, kind)
 
 
+def test_root_s_reserve_is_not_free(nspawn: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # statvfs of an ext4 with a reserve for root: f_bfree is more than f_bavail.
+    recorded = os.statvfs_result((4096, 4096, 66053021, 49397806, 9942513, 16777216, 16269203, 16269203, 4096, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: recorded)
+    found = host.filesystem("/", nspawn)
+
+    assert found is not None
+    assert (found.total_bytes, found.free_bytes) == (270553174016, 40724533248)
+
+
 def test_a_link_leads_to_the_filesystem_of_its_target(nspawn: Path) -> None:
     (nspawn / "dev/shm").mkdir(parents=True)
     (nspawn / "srv").mkdir()

@@ -359,7 +359,7 @@ def _socket_holders(proc: Path, inodes: set[str]) -> dict[str, int]:
                 link = str(descriptor.readlink())
                 if link.startswith("socket:[") and link[8:-1] in inodes:
                     holders.setdefault(link[8:-1], pid)
-        except OSError:  # noqa: PERF203 - it ended meanwhile, or is another user's
+        except OSError:  # it ended meanwhile, or is another user's
             continue
     return holders
 
