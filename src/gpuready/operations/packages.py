@@ -284,7 +284,7 @@ def components_source(sources: Sequence[Source], own: str, suite: str, component
         f"URIs: {' '.join(main.uris)}",
         f"Suites: {suite}",
         f"Components: {' '.join(lacking)}",
-        *(f"{name}: {value}" for name, value in options.items()),
+        *(f"{name}:{'' if value.startswith(chr(10)) else ' '}{value}" for name, value in options.items()),
     ]
     return "\n".join(lines) + "\n"
 

@@ -1,0 +1,178 @@
+"""Packages: sources that are derived from the server's own, and the repair of an interrupted dpkg."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from gpuready.operations import packages
+from gpuready.operations.machine import Done, Machine
+from gpuready.outcome import Failed, MachineCannot, Refusal
+
+OWN = "/etc/apt/sources.list.d/gpuready-debian-non-free.sources"
+
+
+class Apt:
+    """dpkg and apt-get as far as one call needs them."""
+
+    def __init__(self, installed: dict[str, str], offered: Sequence[str] = (), *, repairs: bool = True) -> None:
+        self.status = dict(installed)
+        self.offered = offered
+        self.repairs = repairs
+        self.calls: list[str] = []
+
+    def __call__(self, argv: Sequence[str]) -> Done:
+        self.calls.append(" ".join(argv))
+        if argv[0] == "dpkg-query":
+            return Done(0, "".join(f"{name}\t{status}\t1.0\n" for name, status in self.status.items()), "")
+        if argv[0] == "dpkg" and self.repairs:
+            self.status = dict.fromkeys(self.status, "installed")
+        if argv[0] == "apt-cache":
+            known = [name for name in argv[2:] if name in self.offered]
+            return Done(0, "".join(f"{name}:\n  Installed: (none)\n  Candidate: 1.0\n" for name in known), "")
+        if "install" in argv and "--fix-broken" not in argv:
+            self.status |= dict.fromkeys(argv[argv.index("install") + 1 :], "installed")
+        return Done(0, "", "")
+
+
+def machine_with(tmp_path: Path, apt: Apt) -> Machine:
+    machine = Machine(tmp_path, apt)
+    machine.write("/usr/bin/apt-get", "")
+    machine.write("/etc/os-release", 'ID=debian\nVERSION_CODENAME=trixie\nVERSION_ID="13"\n')
+    return machine
+
+
+def test_nothing_is_asked_of_apt_when_all_is_there(tmp_path: Path) -> None:
+    apt = Apt({"nftables": "installed"})
+    result = packages.ensure(machine_with(tmp_path, apt), packages.Wanted(["nftables"]), check=False)
+    assert not result.changed
+    assert len(apt.calls) == 2
+    assert all(call.startswith("dpkg-query") for call in apt.calls)
+
+
+def test_missing_packages_are_installed_without_recommended_ones(tmp_path: Path) -> None:
+    apt = Apt({"a": "installed"}, offered=["b"])
+    result = packages.ensure(machine_with(tmp_path, apt), packages.Wanted(["a", "b"]), check=False)
+    assert result.data == {"versions": {"a": "1.0", "b": "1.0"}, "installed": ["b"]}
+    install = next(call for call in apt.calls if call.endswith("install b"))
+    assert "--no-install-recommends" in install
+    assert "DPkg::Lock::Timeout=300" in install
+
+
+def test_check_says_what_would_be_installed(tmp_path: Path) -> None:
+    apt = Apt({})
+    result = packages.ensure(machine_with(tmp_path, apt), packages.Wanted(["b"]), check=True)
+    assert result.summary == "would install b"
+    assert all(call.startswith("dpkg-query") for call in apt.calls)
+
+
+def test_a_package_that_no_source_offers_is_named_with_the_remedy(tmp_path: Path) -> None:
+    machine = machine_with(tmp_path, Apt({}))
+    with pytest.raises(MachineCannot, match="offers the package cuda-toolkit-12-8; add the repository"):
+        packages.ensure(machine, packages.Wanted(["cuda-toolkit-12-8"], remedy="add the repository"), check=False)
+
+
+@pytest.mark.parametrize("state", ["unpacked", "half-configured", "triggers-pending"])
+def test_an_interrupted_dpkg_is_repaired_first(tmp_path: Path, state: str) -> None:
+    apt = Apt({"a": state}, offered=["b"])
+    result = packages.ensure(machine_with(tmp_path, apt), packages.Wanted(["b"]), check=False)
+    order = [call for call in apt.calls if "--configure -a" in call or call.endswith("install b")]
+    assert len(order) == 2
+    assert "--configure -a" in order[0]
+    assert result.summary.startswith("repaired an interrupted dpkg")
+
+
+def test_the_journal_of_an_interrupted_dpkg_is_seen(tmp_path: Path) -> None:
+    apt = Apt({"a": "installed"})
+    machine = machine_with(tmp_path, apt)
+    machine.write("/var/lib/dpkg/updates/0001", "Package: a\n")
+    result = packages.ensure(machine, packages.Wanted(["a"]), check=True)
+    assert result.changed
+    assert "its journal" in result.diff[0].before
+
+
+def test_a_dpkg_that_cannot_be_repaired_is_said(tmp_path: Path) -> None:
+    apt = Apt({"a": "half-configured"}, repairs=False)
+    with pytest.raises(Failed, match="cannot be repaired: a"):
+        packages.ensure(machine_with(tmp_path, apt), packages.Wanted(["a"]), check=False)
+
+
+def test_a_lock_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    answers = [Done(100, "", "E: Could not get lock /var/lib/apt/lists/lock. It is held by process 7"), Done(0, "", "")]
+    machine = Machine(tmp_path, lambda _: answers.pop(0))
+    assert packages._patient(machine, ["apt-get", "update"], 300).code == 0
+
+
+# ------------------------------------------------------------------------------------------------ sources
+
+
+def source_text(tmp_path: Path, files: dict[str, str], keyring: str = "/usr/share/keyrings/k.pgp") -> str:
+    machine = Machine(tmp_path, Apt({}))
+    for name, text in files.items():
+        machine.write(name, text)
+    found = packages.read_sources(machine)
+    return packages.components_source(found, OWN, "trixie", ["contrib", "non-free"], keyring)
+
+
+def test_mirror_of_a_one_line_source_is_reused(tmp_path: Path) -> None:
+    text = source_text(
+        tmp_path,
+        {
+            "/etc/apt/sources.list": "deb-src http://m/debian trixie main\n"
+            "deb [arch=amd64 signed-by=/k.gpg] http://m/debian trixie main # ours\n"
+            "deb http://m/debian-security trixie-security main\n"
+        },
+    )
+    assert text.splitlines()[1:] == [
+        "Types: deb",
+        "URIs: http://m/debian",
+        "Suites: trixie",
+        "Components: contrib non-free",
+        "Architectures: amd64",
+        "Signed-By: /k.gpg",
+    ]
+
+
+def test_mirror_list_and_embedded_key_of_a_deb822_source_are_reused(tmp_path: Path) -> None:
+    stanza = (
+        "Types: deb deb-src\nURIs: mirror+file:/etc/apt/mirrors/debian.list\nSuites: trixie trixie-updates\n"
+        "# a comment\nComponents: main\nSigned-By:\n -----BEGIN\n .\n KEY\n"
+    )
+    text = source_text(tmp_path, {"/etc/apt/sources.list.d/debian.sources": stanza})
+    assert "URIs: mirror+file:/etc/apt/mirrors/debian.list\nSuites: trixie\n" in text
+    assert "Signed-By:\n -----BEGIN\n .\n KEY\n" in text
+
+
+def test_only_what_lacks_is_added(tmp_path: Path) -> None:
+    assert "Components: non-free\n" in source_text(
+        tmp_path, {"/etc/apt/sources.list": "deb http://m/debian trixie main contrib\n"}
+    )
+
+
+def test_nothing_is_added_where_another_source_offers_all(tmp_path: Path) -> None:
+    files = {
+        "/etc/apt/sources.list": "deb http://m/debian trixie main\n",
+        "/etc/apt/sources.list.d/nf.sources": "Types: deb\nURIs: http://n/debian\nSuites: trixie\n"
+        "Components: contrib non-free\n",
+    }
+    assert source_text(tmp_path, files) == ""
+
+
+def test_our_own_and_disabled_sources_do_not_count(tmp_path: Path) -> None:
+    whole = "Types: deb\nURIs: http://n/debian\nSuites: trixie\nComponents: main contrib non-free\n"
+    files = {
+        "/etc/apt/sources.list": "deb http://m/debian trixie main\n",
+        OWN: whole,
+        "/etc/apt/sources.list.d/off.sources": f"Enabled: no\n{whole}",
+    }
+    text = source_text(tmp_path, files)
+    assert "URIs: http://m/debian\n" in text
+    assert "Signed-By: /usr/share/keyrings/k.pgp" in text
+
+
+def test_a_server_without_a_main_source_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match="no apt source of this server offers the main part of trixie"):
+        source_text(tmp_path, {"/etc/apt/sources.list": "deb http://m/debian bookworm main\n"})
