@@ -106,8 +106,10 @@ def tree_hash(paths: Sequence[Path], extra: str = "") -> str:
     for path in paths:
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         for file in files:
-            if file.is_file() and "__pycache__" not in file.parts and file.suffix != ".pyc":
-                digest.update(f"\0{file.relative_to(path.parent)}\0".encode() + file.read_bytes())
+            name = file.relative_to(path.parent)
+            # Caches of Python and of checkers say nothing about what is built.
+            if file.is_file() and not any(part == "__pycache__" or part.startswith(".") for part in name.parts):
+                digest.update(f"\0{name}\0".encode() + file.read_bytes())
     return digest.hexdigest()[:12]
 
 

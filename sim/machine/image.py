@@ -127,3 +127,6 @@ def _mark(root: Path, name: str) -> None:
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     marker = {"builder": "gpuready sim/machine", "image": name, "built": now}
     _write(root, MARKER, json.dumps(marker, indent=2) + "\n")
+    for folder in ("etc", "var"):
+        # As on a server that has booted before: else systemd takes the first boot for one after an update.
+        _write(root, f"{folder}/.updated", "")

@@ -12,15 +12,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sim.machine import apt_cache, identity, network, pool, process
+from sim.machine import apt_cache, cgroups, identity, network, pool, process
 from sim.machine.common import FAILED, REFUSED, Sim, SimError, read_json, run, write_atomically
 
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?")
 KNOWN_PLACES = {"h100-sg-01": 11}
 FREE_PLACES = range(20, 50)
 SSH_SECONDS, STOP_SECONDS = 90.0, 40.0
-KEEPER = 'trap : TERM; code=133; while [ "$code" -eq 133 ]; do "$@"; code=$?; done; exit "$code"'
-"""Holds a machine: with --keep-unit, nspawn ends with 133 when the machine reboots and wants to be run again."""
+KEEPER = (
+    'for place in $PLACES; do echo $$ > "$place/cgroup.procs"; done; unset PLACES; trap : TERM; code=133;'
+    ' while [ "$code" -eq 133 ]; do "$@"; code=$?; done; exit "$code"'
+)
+"""Holds a machine in its cgroups; with --keep-unit, nspawn ends with 133 on a reboot and wants to be run again."""
 
 
 @dataclass
@@ -132,6 +135,7 @@ class Machine:
         record = self.record
         if self.status() == "running":
             return
+        self._after_the_end()
         apt_cache.harvest_all(self.sim)
         argv = [
             "sh",
@@ -150,11 +154,13 @@ class Machine:
             "--link-journal=no",
             f"--bind={apt_cache.give(record.suite, self.name)}:/var/cache/apt/archives",
         ]
-        # With systemd outside, nspawn asks it for a scope of its own; without, it stays where it is.
-        if not Path("/run/systemd/system").is_dir():
-            argv.append("--keep-unit")
         # A real server's /tmp is its own; nspawn's would be a small tmpfs.
         env = {"PATH": os.environ.get("PATH", os.defpath), "SYSTEMD_NSPAWN_TMPFS_TMP": "0"}
+        if cgroups.has_cgroup2():
+            env["SYSTEMD_NSPAWN_UNIFIED_HIERARCHY"] = "1"
+        if not cgroups.systemd_outside():
+            argv.append("--keep-unit")
+            env["PLACES"] = " ".join(map(str, cgroups.make(self.sim.table, self.name)))
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             started = subprocess.Popen(
@@ -217,6 +223,14 @@ class Machine:
         """Pull the plug: kill the processes that hold the machine, without a word to what runs inside."""
         record = self.record
         process.end(record.pid, record.started, signal.SIGKILL, STOP_SECONDS)
+        self._after_the_end()
+
+    def _after_the_end(self) -> None:
+        """Leave nothing of a machine that has ended: no process, no cgroup, no link to the bridge."""
+        file = self.root / "etc/machine-id"
+        process.end_leaders(file.read_text() if file.exists() else "", STOP_SECONDS)
+        if not cgroups.systemd_outside():
+            cgroups.remove(self.sim.table, self.name)
 
     def stop(self) -> None:
         """Shut the machine down in order; pull the plug when that takes too long."""
@@ -225,6 +239,7 @@ class Machine:
             process.end(record.pid, record.started, signal.SIGKILL, STOP_SECONDS)
         if self.status() == "running":
             raise SimError(f"{self.name} (process {record.pid}) does not end", f"read {self.log}", FAILED)
+        self._after_the_end()
         apt_cache.harvest(record.suite, self.name)
 
     def save_as_image(self, image: str) -> None:

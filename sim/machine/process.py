@@ -60,3 +60,32 @@ def last_line(path: Path) -> str:
         return "(none)"
     lines = [line.strip() for line in path.read_text(errors="replace").splitlines() if line.strip()]
     return lines[-1].rstrip(".") if lines else "(none)"
+
+
+def leaders(machine_id: str, proc: Path = Path("/proc")) -> list[int]:
+    """Return the first processes of machines with that machine-id: process 1 in a namespace of their own.
+
+    A machine outlives the nspawn that was killed; it is then known by this alone.
+    """
+    found = []
+    for entry in proc.glob("[0-9]*"):
+        try:
+            status = (entry / "status").read_text()
+            spaces = next(line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:"))
+            if len(spaces) > 1 and spaces[-1] == "1":
+                here = (entry / "root/etc/machine-id").read_text()
+                if here.strip() == machine_id.strip():
+                    found.append(int(entry.name))
+        except (OSError, StopIteration):
+            continue
+    return found
+
+
+def end_leaders(machine_id: str, seconds: float) -> None:
+    """Kill what is left of a machine; with its first process, the kernel ends all others in it."""
+    end_at = time.monotonic() + seconds
+    while machine_id and (left := leaders(machine_id)) and time.monotonic() < end_at:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)

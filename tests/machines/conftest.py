@@ -1,0 +1,299 @@
+"""Booted machines for tests. They run beside the quickstart's server: own names (t-...), addresses from .50 on.
+
+Fixtures: `machines` (a factory), `blank` (a fresh server), `finished_image` and `finished` (site.yml has been
+applied; cached in the pool by a hash over all that it depends on), `play` (ansible-playbook against them).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sim.machine import doctor, identity, image, network, packages, pool
+from sim.machine.common import CHECKOUT, Sim, SimError, tree_hash
+from sim.machine.machine import Machine, ready
+from sim.machine.machine import machines as all_machines
+
+PLACES = range(50, 200)
+FINISHED_KEPT = 2
+SITE_PARTS = (
+    "site.yml",
+    "ansible.cfg",
+    "roles",
+    "playbooks",
+    "plugins",
+    "src",
+    "templates",
+    "inventories/sim",
+    "sim/machine/identity.py",
+)
+RECAP = re.compile(r"^(\S+)\s+: (ok=\d+ .*)$", re.MULTILINE)
+
+
+@dataclass
+class Played:
+    """What a run of ansible-playbook came to."""
+
+    rc: int
+    stdout: str
+    recap: dict[str, dict[str, int]] = field(default_factory=dict)
+    """By host: ok, changed, unreachable, failed, skipped, rescued, ignored."""
+    seconds: float = 0.0
+
+
+Hosts = Machine | Mapping[str, Machine | str]
+"""One machine, known to Ansible as h100-sg-01; or by name, a machine or an address."""
+
+
+def run_playbook(
+    sim: Sim,
+    hosts: Hosts,
+    playbook: str = "site.yml",
+    extra: Mapping[str, Any] | None = None,
+    *args: str,
+    group_vars: Mapping[str, Any] | None = None,
+    timeout: float = 1200,
+) -> Played:
+    """Run a playbook of ours against test machines, with inventories/sim's variables.
+
+    `extra` are extra vars (they win); `group_vars` are added to the group h100-sg in the inventory itself.
+    """
+    named: Mapping[str, Machine | str] = {"h100-sg-01": hosts} if isinstance(hosts, Machine) else hosts
+    # Short, because a control socket's path is limited; new, because addresses are used again.
+    folder = Path(tempfile.mkdtemp(prefix="gr-"))
+    try:
+        _write_inventory(sim, folder / "inventory", named, group_vars or {})
+        (folder / "extra.json").write_text(json.dumps(extra or {}))
+        argv = [
+            str(CHECKOUT / ".venv/bin/ansible-playbook"),
+            "-i",
+            str(folder / "inventory"),
+            playbook,
+            "-l",
+            "h100-sg",
+            "-e",
+            f"@{folder / 'extra.json'}",
+            *args,
+        ]
+        env = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
+        env |= {
+            "ANSIBLE_CONFIG": str(CHECKOUT / "ansible.cfg"),
+            "ANSIBLE_NOCOLOR": "1",
+            "ANSIBLE_SSH_CONTROL_PATH_DIR": str(folder / "cp"),
+            "ANSIBLE_SSH_ARGS": "-o ControlMaster=auto -o ControlPersist=20s -o ServerAliveInterval=15",
+            "PATH": f"{CHECKOUT / '.venv/bin'}:{env.get('PATH', os.defpath)}",
+        }
+        started = time.monotonic()
+        done = subprocess.run(
+            argv,
+            cwd=CHECKOUT,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        recap = {
+            host: {key: int(count) for key, count in (pair.split("=") for pair in counts.split())}
+            for host, counts in RECAP.findall(done.stdout)
+        }
+        return Played(done.returncode, done.stdout, recap, time.monotonic() - started)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write_inventory(sim: Sim, folder: Path, hosts: Mapping[str, Machine | str], group_vars: Mapping[str, Any]) -> None:
+    folder.mkdir()
+    for entry in (CHECKOUT / "inventories/sim").iterdir():
+        if entry.name != "hosts.yml":
+            (folder / entry.name).symlink_to(entry)
+    addresses = {
+        name: {"ansible_host": where.address if isinstance(where, Machine) else where} for name, where in hosts.items()
+    }
+    (folder / "hosts.yml").write_text(
+        json.dumps(
+            {
+                "all": {
+                    "vars": {
+                        "ansible_user": "root",
+                        "ansible_ssh_private_key_file": str(identity.key_file(sim)),
+                        "ansible_ssh_common_args": " ".join(identity.ssh_options(sim)),
+                    },
+                    "children": {"h100-sg": {"hosts": addresses, "vars": dict(group_vars)}},
+                }
+            },
+            indent=2,
+        )
+    )
+
+
+@dataclass
+class Factory:
+    """Makes booted machines that last until the session ends, or until they are given back."""
+
+    sim: Sim
+    made: list[Machine] = field(default_factory=list)
+
+    def __call__(self, label: str, source: str = "", suite: str = "trixie", *, start: bool = True) -> Machine:
+        """Return a new machine t-PID-LABEL from an image (default: the suite's blank one), booted."""
+        machine = Machine(self.sim, f"t-{os.getpid()}-{label}")
+        with self.sim.lock():
+            taken = {other.address for other in all_machines(self.sim)}
+            free = next(address for address in map(self.sim.address, PLACES) if address not in taken)
+            machine.create(source or image.ensure(self.sim, suite), suite, free)
+            self.made.append(machine)
+            if start:
+                machine.start()
+        if start:
+            machine.wait_until_booted()
+        return machine
+
+    def give_back(self, machine: Machine) -> None:
+        """Destroy a machine now."""
+        with self.sim.lock():
+            machine.destroy()
+        self.made.remove(machine)
+
+
+def _remove_leftovers(sim: Sim) -> None:
+    """Destroy the machines of test runs that were killed."""
+    for machine in all_machines(sim):
+        owner = re.match(r"t-(\d+)-", machine.name)
+        if owner and not Path(f"/proc/{owner[1]}").exists():
+            machine.destroy()
+
+
+@pytest.fixture(scope="session")
+def sim() -> Iterator[Sim]:
+    """The simulation, up; put back as it was found, except that the pool keeps its images."""
+    try:
+        found = Sim.from_environment()
+        doctor.refuse_if_unfit(found)
+    except SimError as problem:
+        pytest.skip(f"no machines can be booted here: {problem}")
+    had_network, had_pool = network.is_up(found), pool.is_up(found)
+    packages.install(packages.missing())
+    with found.lock():
+        ready(found)
+        _remove_leftovers(found)
+    yield found
+    with found.lock():
+        if not any(machine.status() == "running" for machine in all_machines(found)):
+            if not had_network:
+                network.down(found)
+            if not had_pool:
+                pool.down(found)
+
+
+@pytest.fixture(scope="session")
+def machines(sim: Sim) -> Iterator[Factory]:
+    """A factory of booted machines: machines("label", source=IMAGE, suite=...)."""
+    factory = Factory(sim)
+    yield factory
+    for machine in list(factory.made):
+        factory.give_back(machine)
+
+
+@pytest.fixture
+def blank(machines: Factory, request: pytest.FixtureRequest) -> Iterator[Machine]:
+    """A freshly rented server, for one test."""
+    machine = machines(_label(request, "blank"))
+    yield machine
+    machines.give_back(machine)
+
+
+def _label(request: pytest.FixtureRequest, kind: str) -> str:
+    name = re.sub(r"[^a-z0-9]+", "-", str(request.node.name).removeprefix("test_").lower())
+    return f"{kind}-{name[:24].strip('-')}"
+
+
+Play = Callable[..., Played]
+
+
+@pytest.fixture(scope="session")
+def play(sim: Sim) -> Play:
+    """Run ansible-playbook: play(machine, "site.yml", {"extra": 1}, "--check", group_vars={...})."""
+
+    def runner(
+        hosts: Hosts,
+        playbook: str = "site.yml",
+        extra: Mapping[str, Any] | None = None,
+        *args: str,
+        group_vars: Mapping[str, Any] | None = None,
+        timeout: float = 1200,
+    ) -> Played:
+        return run_playbook(sim, hosts, playbook, extra, *args, group_vars=group_vars, timeout=timeout)
+
+    return runner
+
+
+def finished_key(suite: str = "trixie") -> str:
+    """Return the name of the image of a finished server: a hash over all that site.yml depends on."""
+    parts = [CHECKOUT / part for part in SITE_PARTS if (CHECKOUT / part).exists()]
+    return f"finished-{suite}-{tree_hash(parts, image.key(suite))}"
+
+
+@contextlib.contextmanager
+def _only_one_builds(sim: Sim) -> Iterator[None]:
+    with (sim.state / "finished.lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def ensure_finished(sim: Sim, machines: Factory, suite: str = "trixie") -> str:
+    """Return the image of a finished server; apply site.yml to a blank one when there is none."""
+    key = finished_key(suite)
+    with _only_one_builds(sim):
+        if pool.is_subvolume(sim.pool / "images" / key):
+            return key
+        machine = machines(f"finish-{suite}", suite=suite)
+        played = run_playbook(sim, machine)
+        if played.rc:
+            log = CHECKOUT / f".cache/log/{key}.log"
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.write_text(played.stdout)
+            machines.give_back(machine)
+            pytest.fail(
+                f"site.yml on a blank {suite} server ended with {played.rc}, see {log}\n{played.stdout[-3000:]}"
+            )
+        with sim.lock():
+            machine.save_as_image(key)
+            older = [name for name in pool.images(sim) if name.startswith(f"finished-{suite}-")][:-FINISHED_KEPT]
+            for name in older:
+                pool.delete(sim, sim.pool / "images" / name)
+        machines.give_back(machine)
+    return key
+
+
+@pytest.fixture(scope="session")
+def finished_image(sim: Sim, machines: Factory) -> str:
+    """The name of the image of a finished server; machines("label", finished_image) gives a clone of your own."""
+    return ensure_finished(sim, machines)
+
+
+@pytest.fixture(scope="session")
+def finished(machines: Factory, finished_image: str) -> Machine:
+    """A finished server that all tests share: read it, restart things on it, but leave it serving."""
+    return machines("finished", finished_image)
+
+
+@pytest.fixture
+def finished_clone(machines: Factory, finished_image: str, request: pytest.FixtureRequest) -> Iterator[Machine]:
+    """A finished server of one's own, for a test that changes it."""
+    machine = machines(_label(request, "done"), finished_image)
+    yield machine
+    machines.give_back(machine)
