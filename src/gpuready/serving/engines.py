@@ -246,7 +246,7 @@ def seal(folder: Path) -> None:
 def _smoke(wanted: Wanted) -> None:
     """Import the engine as a user without rights, as its service will."""
     code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
-    command = [str(wanted.folder / "bin/python"), "-I", "-c", code, *wanted.smoke]
+    command = [str(wanted.folder / "bin/python"), "-I", "-B", "-c", code, *wanted.smoke]
     with tempfile.TemporaryDirectory(dir=wanted.root, prefix=".smoke-") as home:
         quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
         settings = {"HOME": home, "TMPDIR": home, "PATH": os.environ.get("PATH", os.defpath), **quiet}
