@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from datetime import datetime, timezone
@@ -75,7 +76,7 @@ def ensure(sim: Sim, suite: str, say: Say = quiet) -> str:
     pool.keep_image(sim, building, name)
     for other in pool.images(sim):
         # A machine made from an image is a copy of its own; the old recipe's image is not needed.
-        if other.startswith(f"{suite}-") and other != name:
+        if re.fullmatch(rf"{suite}-[0-9a-f]{{12}}", other) and other != name:
             pool.delete(sim, sim.pool / "images" / other)
     say(f"built the {suite} image in {time.monotonic() - started:.0f} s")
     return name
