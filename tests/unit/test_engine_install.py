@@ -187,7 +187,7 @@ def test_a_killed_build_is_never_taken_for_whole(wanted: engines.Wanted, monkeyp
         with pytest.raises(KeyboardInterrupt):
             engines.install(wanted, check=False)
     assert wanted.folder.exists()
-    assert engines.listing(wanted.root, wanted.python)[0]["why"] == f"half-built, {engines.MARKER} is missing"
+    assert engines.listing(wanted.root / "engines", wanted.python)[0]["why"] == f"half-built, {engines.MARKER} is missing"
     assert engines.install(wanted, check=False).changed
 
 
@@ -207,7 +207,7 @@ def test_list_names_what_is_missing(wanted: engines.Wanted) -> None:
     result = VERBS["list"].run(Call(given, [], check=False))
     assert result.data["missing"] == [newer]
     assert [entry["whole"] for entry in result.data["engines"]] == [True]
-    assert result.data["engines"][0]["path"] == str(wanted.folder)
+    assert result.data["engines"][0]["folder"] == str(wanted.folder)
 
 
 @pytest.mark.parametrize("name", ["vllm-0.32.0-cpu-py313", "vllm-0.19.1-cu128-py310"])

@@ -49,8 +49,8 @@ def _install(call: Call) -> Result:
 def _list(call: Call) -> Result:
     given = call.input
     root = Path(given.get("root") or engines.ROOT)
-    found = engines.listing(root, str(given.get("python") or _DEFAULT_PYTHON))
-    whole = {Path(entry["path"]).name for entry in found if entry["whole"]}
+    found = engines.listing(root / "engines", str(given.get("python") or _DEFAULT_PYTHON))
+    whole = {Path(entry["folder"]).name for entry in found if entry["whole"]}
     missing = [
         one
         for one in given.get("wanted") or []

@@ -127,9 +127,9 @@ def install(wanted: Wanted, *, check: bool) -> Result:
     must = {"engine": wanted.engine, "version": wanted.version, "lock_sha256": wanted.lock.sha256}
     reason = why_not_whole(wanted.folder, must, python)
     if reason is None:
-        return Result(summary=f"{wanted.title} is installed in {wanted.folder}.", data={"path": str(wanted.folder)})
+        return Result(summary=f"{wanted.title} is installed in {wanted.folder}.", data={"folder": str(wanted.folder)})
     _demand_disk(wanted)
-    result = Result(changed=True, data={"path": str(wanted.folder)})
+    result = Result(changed=True, data={"folder": str(wanted.folder)})
     after = f"{wanted.title} from lock {wanted.lock.name}, Python {_minor(python)}\n"
     result.diff.append(Change(str(wanted.folder), f"{reason}\n", after))
     if check:
@@ -296,11 +296,11 @@ def _mark(wanted: Wanted, python: str, torch: str, count: int) -> None:
     wanted.folder.chmod(0o555)
 
 
-def listing(root: Path, python: str) -> list[dict[str, Any]]:
-    """Return every engine's folder on the server, with what its marker says and whether it is whole."""
+def listing(place: Path, python: str) -> list[dict[str, Any]]:
+    """Return every engine in a place, with its folder, what its marker says, and whether it is whole."""
     current = python_version(python)
     entries: list[dict[str, Any]] = []
-    for folder in sorted((root / "engines").glob("[!.]*")) if (root / "engines").is_dir() else []:
+    for folder in sorted(place.glob("[!.]*")) if place.is_dir() else []:
         reason = why_not_whole(folder, {}, current)
         marker: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):
@@ -310,5 +310,5 @@ def listing(root: Path, python: str) -> list[dict[str, Any]]:
             str(marker.get("engine")), str(marker.get("version")), str(marker.get("lock_sha256"))
         ):
             reason = f"not what its name says, {MARKER} is another engine's"
-        entries.append({**marker, "path": str(folder), "whole": reason is None, "why": reason})
+        entries.append({**marker, "folder": str(folder), "whole": reason is None, "why": reason})
     return entries
