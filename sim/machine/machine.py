@@ -148,7 +148,9 @@ class Machine:
             "--boot",
             "--register=no",
             f"--network-bridge={self.sim.bridge}",
-            f"--machine={self.name}",
+            # Links to the bridge are named after the machine: two simulations must not collide.
+            f"--machine={'-'.join(filter(None, (self.name, self.sim.tag)))}",
+            f"--hostname={self.name}",
             "--resolv-conf=off",
             "--timezone=off",
             "--link-journal=no",

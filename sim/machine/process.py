@@ -54,12 +54,16 @@ def port_open(address: str, port: int, seconds: float = 1.0) -> bool:
         return False
 
 
+NOISE = "Attempted to remove disk file system under"
+"""nspawn's parting words wherever /run is no tmpfs."""
+
+
 def last_line(path: Path) -> str:
-    """Return the last line of a log that says something."""
+    """Return the last line of a machine's log that says something."""
     if not path.exists():
         return "(none)"
-    lines = [line.strip() for line in path.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1].rstrip(".") if lines else "(none)"
+    lines = [line.strip() for line in path.read_text(errors="replace").splitlines() if NOISE not in line]
+    return next((line.rstrip(".") for line in reversed(lines) if line), "(none)")
 
 
 def leaders(machine_id: str, proc: Path = Path("/proc")) -> list[int]:
