@@ -45,10 +45,15 @@ def activation_bytes(model: ModelFacts, max_num_seqs: int, max_num_batched_token
 
 
 def budget(
-    model: ModelFacts, total_gib: float, tensor_parallel: int, max_num_seqs: int, max_num_batched_tokens: int
+    model: ModelFacts,
+    total_gib: float,
+    tensor_parallel: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    utilization: float = UTILIZATION,
 ) -> Budget:
     """Return where the memory of one GPU goes; `kv_gib` is negative when the weights do not fit."""
-    requested = UTILIZATION * total_gib
+    requested = utilization * total_gib
     weights = model.weight_bytes / tensor_parallel / GIB
     activation = activation_bytes(model, max_num_seqs, max_num_batched_tokens) / GIB
     non_torch = NON_TORCH_GIB.get(tensor_parallel, NON_TORCH_PARALLEL_GIB)

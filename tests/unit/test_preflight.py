@@ -1,0 +1,294 @@
+"""Preflight: what is declared against what the server is, refused in sentences, before anything is changed."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from gpuready.planning.host import decide, keep_or_renew, needs_of
+
+GIB = 1024**3
+GATEWAY = {"port": 8080, "bind": "*", "body_limit_kib": 1024, "request_timeout_seconds": 900, "max_connections": 2000}
+CONFIG = {
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+}
+
+
+def good_spec() -> dict[str, Any]:
+    return {
+        "gpuready_gpu_model": "h100",
+        "gpuready_gpu_count": 8,
+        "gpuready_stack": "cu128",
+        "gpuready_simulated": False,
+        "gpuready_expect": {},
+        "gpuready_replan": False,
+        "gpuready_deployments": [
+            {
+                "name": "chat",
+                "model": "llama",
+                "model_path": "/data/llama",
+                "engine": "vllm",
+                "gpus": 1,
+                "flags": {},
+                "workload": {
+                    "prompt_tokens": {"p50": 800, "p99": 4000},
+                    "output_tokens": {"p50": 300, "p99": 1500},
+                    "concurrency": 64,
+                },
+            }
+        ],
+    }
+
+
+def good_facts() -> dict[str, Any]:
+    disk = {"mount": "/", "free_bytes": 500 * GIB, "total_bytes": 900 * GIB}
+    gpu = {"name": "NVIDIA H100 80GB HBM3", "nvlink_links": 18, "problem": None}
+    return {
+        "os": {"id": "debian", "version": "12"},
+        "architecture": "x86_64",
+        "python": "3.11",
+        "gpus": [{"address": f"0000:{index:02x}:00.0", "device_id": "2330"} for index in range(8)],
+        "nvml": {"driver": "580.1", "problem": None, "gpus": [{**gpu, "index": index} for index in range(8)]},
+        "nvswitch_count": 4,
+        "nvme_count": 8,
+        "cpu": {"physical_cores": 96},
+        "ram_bytes": 2000 * GIB,
+        "filesystems": dict.fromkeys(needs_of(None, None)["paths"], disk),
+        "listening": [],
+        "simulated_marker": None,
+        "models": {"/data/llama": {"config": CONFIG, "weight_bytes": 16 * GIB, "failures": []}},
+        "engines": [],
+        "packages": {"cuda-toolkit-12-8": None},
+        "repositories": [],
+        "stored_plan": None,
+        "placement": {},
+    }
+
+
+def sentences(spec: dict[str, Any], facts: dict[str, Any]) -> list[str]:
+    _, failures = decide("h1", spec, GATEWAY, facts, {})
+    return [failure.sentence() for failure in failures]
+
+
+def test_a_server_as_declared_is_planned() -> None:
+    plan, failures = decide("h1", good_spec(), GATEWAY, good_facts(), {})
+    assert failures == []
+    assert plan is not None
+    assert plan["engines"][0]["lock"] == "vllm-0.19.1-cu128-py311"
+    assert plan["host"]["cuda"]["sm"] == "sm_90"
+    assert plan["gateway"]["body_limit_bytes"] == 1024**2
+
+
+def facts_with(**change: Any) -> dict[str, Any]:
+    return {**good_facts(), **change}
+
+
+def other_cards(device_id: str, count: int = 8) -> dict[str, Any]:
+    return facts_with(gpus=[{"address": str(index), "device_id": device_id} for index in range(count)])
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (
+            other_cards("20b2"),
+            "contradicted by the hardware: its PCI bus shows a100-80gb-sxm (10de:20b2); set gpuready_gpu",
+        ),
+        (other_cards("9999"), "shows an unknown card (10de:9999); known cards are t4"),
+        (facts_with(gpus=[]), "the server shows no NVIDIA GPU on its PCI bus"),
+        (
+            other_cards("2330", 7),
+            "gpuready_gpu_count = 8, but the PCI bus shows 7 NVIDIA GPUs; set gpuready_gpu_count: 7",
+        ),
+        (
+            facts_with(os={"id": "debian", "version": "11"}),
+            "h1 runs debian 11: it is not supported; supported are Debian",
+        ),
+        (facts_with(os={"id": "fedora", "version": "40"}), "supported are Debian 12/13, Ubuntu 22.04/24.04"),
+        (facts_with(architecture="aarch64"), "host h1 is aarch64: it is not supported; x86_64 is"),
+        (facts_with(simulated_marker={"builder": "x"}), "is a simulated server, but gpuready_simulated is not true"),
+    ],
+)
+def test_contradiction_is_one_sentence(facts: dict[str, Any], words: str) -> None:
+    found = sentences(good_spec(), facts)
+    assert len(found) == 1, found
+    assert words in found[0]
+
+
+def test_simulated_needs_the_marker_too() -> None:
+    found = sentences({**good_spec(), "gpuready_simulated": True}, good_facts())
+    assert "was not made by this checkout's machine builder" in found[0]
+
+
+def test_driver_that_names_another_card() -> None:
+    facts = copy.deepcopy(good_facts())
+    facts["nvml"]["gpus"][3]["name"] = "NVIDIA H100 PCIe"
+    (sentence,) = sentences(good_spec(), facts)
+    assert "contradicted by the driver: it names NVIDIA H100 PCIe; expected is NVIDIA H100 80GB HBM3" in sentence
+
+
+def test_a_gpu_that_fell_off_the_bus_of_the_driver() -> None:
+    facts = copy.deepcopy(good_facts())
+    facts["nvml"]["gpus"][7]["problem"] = "GPU is lost"
+    del facts["nvml"]["gpus"][0]
+    found = sentences(good_spec(), facts)
+    assert any("the driver shows 7 GPUs, the PCI bus 8" in one for one in found)
+    assert any("GPU 7 does not answer the driver: GPU is lost" in one for one in found)
+
+
+def test_driver_that_does_not_answer() -> None:
+    facts = good_facts()
+    facts["nvml"] = {"problem": "Driver/library version mismatch (NVML 18)", "gpus": []}
+    (sentence,) = sentences(good_spec(), facts)
+    assert "the NVIDIA driver does not answer: Driver/library version mismatch" in sentence
+
+
+def test_no_driver_is_no_failure() -> None:
+    assert sentences(good_spec(), facts_with(nvml=None)) == []
+
+
+@pytest.mark.parametrize(
+    ("expect", "words"),
+    [
+        ({"cpu_cores": 128}, "gpuready_expect.cpu_cores = 128, but the server has 96"),
+        ({"ram_gib": 4000}, "gpuready_expect.ram_gib = 4000, but the server has 2105"),
+        ({"nvme_count": 9}, "gpuready_expect.nvme_count = 9, but the server has 8"),
+        ({"nvswitch_count": 6}, "gpuready_expect.nvswitch_count = 6, but the server has 4"),
+        ({"nvlink_links_per_gpu": 12}, "gpuready_expect.nvlink_links_per_gpu = 12, but the server has 18"),
+    ],
+)
+def test_what_is_paid_for_must_be_there(expect: dict[str, int], words: str) -> None:
+    (sentence,) = sentences({**good_spec(), "gpuready_expect": expect}, good_facts())
+    assert words in sentence
+
+
+def test_what_cannot_be_read_does_not_pass() -> None:
+    spec = {**good_spec(), "gpuready_expect": {"nvlink_links_per_gpu": 18}}
+    (sentence,) = sentences(spec, facts_with(nvml=None))
+    assert "cannot be checked" in sentence
+
+
+def test_one_gpu_with_fewer_links_is_seen() -> None:
+    facts = copy.deepcopy(good_facts())
+    facts["nvml"]["gpus"][5]["nvlink_links"] = 17
+    (sentence,) = sentences({**good_spec(), "gpuready_expect": {"nvlink_links_per_gpu": 18}}, facts)
+    assert "but the server has 17" in sentence
+
+
+def test_memory_that_the_firmware_keeps_is_not_a_missing_module() -> None:
+    assert sentences({**good_spec(), "gpuready_expect": {"ram_gib": 2048}}, good_facts()) == []
+
+
+def test_full_disk_adds_up_all_paths_of_one_filesystem() -> None:
+    facts = good_facts()
+    facts["filesystems"] = dict.fromkeys(facts["filesystems"], {"mount": "/", "free_bytes": 10 * GIB})
+    (sentence,) = sentences(good_spec(), facts)
+    assert "host h1: / has 10.0 GiB free, and" in sentence
+    assert "free space on /" in sentence
+
+
+def test_a_finished_server_needs_little_room() -> None:
+    plan, _ = decide("h1", good_spec(), GATEWAY, good_facts(), {})
+    assert plan is not None
+    facts = facts_with(
+        packages={"cuda-toolkit-12-8": "12.8.1"},
+        engines=[plan["engines"][0]["folder"]],
+        filesystems=dict.fromkeys(good_facts()["filesystems"], {"mount": "/", "free_bytes": 3 * GIB}),
+    )
+    assert sentences(good_spec(), facts) == []
+
+
+def test_a_small_disk_of_its_own_is_named() -> None:
+    facts = good_facts()
+    facts["filesystems"] = {
+        **facts["filesystems"],
+        "/opt/gpuready": {"mount": "/opt", "free_bytes": 3 * GIB},
+    }
+    (sentence,) = sentences(good_spec(), facts)
+    assert "host h1: /opt has 3.0 GiB free" in sentence
+
+
+def test_port_of_the_gateway_is_taken() -> None:
+    facts = facts_with(listening=[{"port": 8080, "pid": 77, "program": "nginx", "address": "0.0.0.0"}])
+    (sentence,) = sentences(good_spec(), facts)
+    assert "gateway_port = 8080 is taken by nginx (pid 77); stop it or set another gateway_port" in sentence
+
+
+def test_our_own_gateway_may_hold_the_port() -> None:
+    facts = facts_with(listening=[{"port": 8080, "pid": 77, "program": "haproxy", "address": "0.0.0.0"}])
+    assert sentences(good_spec(), facts) == []
+
+
+def test_unreachable_repository() -> None:
+    facts = facts_with(repositories=[{"uri": "http://mirror.example/debian", "suite": "trixie", "problem": "no route"}])
+    (sentence,) = sentences(good_spec(), facts)
+    assert "the package source http://mirror.example/debian (trixie) does not answer: no route" in sentence
+
+
+def test_model_failures_carry_the_host() -> None:
+    failure = {"code": "model.missing", "what": "model folder /data/llama does not exist", "why": "", "fix": "copy it"}
+    facts = facts_with(models={"/data/llama": {"failures": [failure]}})
+    assert sentences(good_spec(), facts) == ["host h1: model folder /data/llama does not exist; copy it."]
+
+
+def test_simulated_model_on_a_real_server_is_refused() -> None:
+    spec = good_spec()
+    spec["gpuready_deployments"][0].update(model="gpuready-sim/tiny-qwen2", model_path=None)
+    _, failures = decide("h1", spec, GATEWAY, good_facts(), {"gpuready-sim/tiny-qwen2": {"revision": "1"}})
+    assert "has random weights and is for simulated servers only" in failures[0].sentence()
+
+
+def test_model_path_missing_from_the_declaration() -> None:
+    spec = good_spec()
+    spec["gpuready_deployments"][0]["model_path"] = None
+    (sentence,) = sentences(spec, good_facts())
+    assert "deployment chat: model_path is not set" in sentence
+
+
+def test_everything_at_once() -> None:
+    facts = facts_with(
+        gpus=other_cards("20b2")["gpus"],
+        os={"id": "debian", "version": "11"},
+        filesystems=dict.fromkeys(good_facts()["filesystems"], {"mount": "/", "free_bytes": GIB}),
+        listening=[{"port": 8080, "pid": 77, "program": "nginx", "address": "0.0.0.0"}],
+    )
+    _, failures = decide("h1", {**good_spec(), "gpuready_stack": "cpu"}, GATEWAY, facts, {})
+    assert [failure.code for failure in failures] == [
+        "preflight.system",
+        "preflight.gpu_model",
+        "preflight.port",
+        "preflight.cuda_source",
+        "plan.simulated_only",
+        "preflight.disk",
+    ]
+
+
+def test_the_stored_plan_stays_while_its_inputs_are_the_same() -> None:
+    plan, _ = decide("h1", good_spec(), GATEWAY, good_facts(), {})
+    assert plan is not None
+    older = copy.deepcopy(plan)
+    older["deployments"][0]["settings"]["max_num_seqs"] = 7
+    kept, note = keep_or_renew(plan, older, renew=False)
+    assert kept["deployments"][0]["settings"]["max_num_seqs"] == 7
+    assert "would plan chat otherwise; take its plan with -e gpuready_replan=true" in note
+    renewed, note = keep_or_renew(plan, older, renew=True)
+    assert (renewed, note) == (plan, "")
+
+
+def test_another_workload_is_another_plan() -> None:
+    plan, _ = decide("h1", good_spec(), GATEWAY, good_facts(), {})
+    changed = good_spec()
+    changed["gpuready_deployments"][0]["workload"]["concurrency"] = 8
+    other, _ = decide("h1", changed, GATEWAY, good_facts(), {})
+    assert plan is not None
+    assert other is not None
+    assert keep_or_renew(other, plan, renew=False)[0] == other

@@ -1,0 +1,96 @@
+"""The store of releases: whole or not at all, never changed, links switched in one step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuready.serving.files import link, read_json, write_text
+from gpuready.serving.layout import Layout, split_replica
+from gpuready.serving.releases import KEPT, Store, replicas_on_disk
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(Layout(tmp_path), "chat")
+
+
+def test_a_release_is_found_again_by_its_content(store: Store) -> None:
+    first = store.add({"serve.yaml": "a"})
+    second = store.add({"serve.yaml": "b"})
+    assert (first, second) == (1, 2)
+    assert store.find({"serve.yaml": "a"}) == 1
+    assert store.find({"serve.yaml": "c"}) is None
+
+
+def test_a_half_written_release_is_never_taken_for_whole(store: Store) -> None:
+    building = store.layout.releases("chat") / ".1.new"
+    building.mkdir(parents=True)
+    (building / "serve.yaml").write_text("half")
+    assert store.numbers() == []
+    assert store.add({"serve.yaml": "whole", "plan.json": "{}"}) == 1
+    assert store.files(1) == {"plan.json": "{}", "serve.yaml": "whole"}
+
+
+def test_proof_is_not_part_of_the_content(store: Store) -> None:
+    number = store.add({"serve.yaml": "a"})
+    assert not store.verified(number)
+    store.mark_verified(number, {"seconds_to_first_token": 1.0})
+    assert store.verified(number)
+    assert store.find({"serve.yaml": "a"}) == number
+
+
+def test_replica_points_to_its_release(store: Store) -> None:
+    store.add({"serve.yaml": "a"})
+    store.point(0, 1)
+    assert store.current(0) == 1
+    assert (store.layout.current("chat", 0) / "serve.yaml").read_text() == "a"
+    assert replicas_on_disk(store.layout) == {"chat.0"}
+    store.unpoint(0)
+    assert store.current(0) is None
+    assert store.numbers() == [1]
+
+
+def test_link_to_a_release_that_is_gone_counts_as_none(store: Store) -> None:
+    store.add({"serve.yaml": "a"})
+    store.point(0, 1)
+    store.point(0, 7)
+    assert store.current(0) is None
+
+
+def test_old_releases_go_but_not_one_in_use(store: Store) -> None:
+    for number in range(KEPT + 3):
+        store.add({"serve.yaml": str(number)})
+    store.prune(in_use={1})
+    assert store.numbers() == [1, *range(4, KEPT + 4)]
+
+
+def test_damaged_json_is_no_json(tmp_path: Path) -> None:
+    path = tmp_path / "ready.json"
+    assert read_json(path) is None
+    path.write_text('{"a": ')
+    assert read_json(path) is None
+    path.write_text("[1]")
+    assert read_json(path) is None
+
+
+def test_write_replaces_in_one_step_and_keeps_the_mode(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    write_text(path, "a", 0o600)
+    write_text(path, "b", 0o600)
+    assert path.read_text() == "b"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [one.name for one in tmp_path.iterdir()] == ["f"]
+
+
+def test_link_is_replaced(tmp_path: Path) -> None:
+    link(tmp_path / "current", "1")
+    link(tmp_path / "current", "2")
+    assert (tmp_path / "current").readlink() == Path("2")
+
+
+def test_replica_names() -> None:
+    assert split_replica("chat-long.12") == ("chat-long", 12)
+    with pytest.raises(ValueError, match="chat"):
+        split_replica("chat")

@@ -1,0 +1,149 @@
+"""Declarations: every mistake is one sentence with its place, and all are said at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuready.spec.check import check_declaration
+from gpuready.spec.inventory import locator, role_defaults, role_variables
+
+ROOT = Path(__file__).resolve().parents[2]
+ROLES = {"gateway": ["gateway_port"]}
+
+
+def declared(**change: Any) -> dict[str, Any]:
+    return {
+        "gpuready_gpu_model": "h100",
+        "gpuready_gpu_count": 8,
+        "gpuready_stack": "cu128",
+        "gpuready_deployments": [
+            {
+                "name": "chat",
+                "model": "m",
+                "model_path": "/data/m",
+                "engine": "vllm",
+                "gpus": 1,
+                "workload": {
+                    "prompt_tokens": {"p50": 1, "p99": 2},
+                    "output_tokens": {"p50": 1, "p99": 2},
+                    "concurrency": 1,
+                },
+            }
+        ],
+        **change,
+    }
+
+
+def sentences(values: dict[str, Any]) -> list[str]:
+    _, failures = check_declaration("h1", values, ROLES, lambda name: f"group_vars/g.yml:{len(name)}")
+    return [failure.sentence() for failure in failures]
+
+
+def test_a_good_declaration_has_no_failures_and_defaults_are_filled() -> None:
+    spec, failures = check_declaration("h1", declared(), ROLES)
+    assert not failures
+    assert spec is not None
+    assert spec.gpuready_simulated is False
+
+
+def test_numbers_from_the_command_line_are_numbers() -> None:
+    spec, failures = check_declaration("h1", declared(gpuready_gpu_count="4"), ROLES)
+    assert not failures
+    assert spec is not None
+    assert spec.gpuready_gpu_count == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"gpuready_deployment": []}, "gpuready_deployment: no such variable; did you mean gpuready_deployments?"),
+        ({"gateway_prot": 1}, "gateway_prot: no such variable; did you mean gateway_port?"),
+        ({"gpuready_stack": "cu182"}, "no such stack in the catalog; did you mean cu128?"),
+        ({"gpuready_stack": "zzz"}, "no such stack in the catalog; known are cpu, cu128"),
+        ({"gpuready_gpu_model": "h100-80gb-smx"}, "did you mean h100-80gb-sxm?"),
+        ({"gpuready_gpu_count": 0}, "gpuready_gpu_count = 0 is refused: input should be greater than or equal to 1"),
+        ({"gpuready_expect": {"ram": 3}}, "gpuready_expect.ram: no such key"),
+    ],
+)
+def test_mistake_is_said_with_its_remedy(change: dict[str, Any], words: str) -> None:
+    (sentence,) = sentences(declared(**change))
+    assert words in sentence
+    assert sentence.startswith("host h1, group_vars/g.yml:")
+
+
+def test_what_is_missing_is_named() -> None:
+    found = sentences({})
+    assert len(found) == 3
+    assert all("is not set; set it; inventories/example shows how." in one for one in found)
+
+
+def in_deployment(**change: Any) -> dict[str, Any]:
+    values = declared()
+    values["gpuready_deployments"][0].update(change)
+    return values
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"name": "Chat One"}, "allowed are 1 to 32 lower case letters, digits and dashes, a letter first"),
+        ({"engine": "vlm"}, "input should be 'vllm', 'sglang' or 'tensorrt_llm'"),
+        ({"gpus": "all"}, "allowed are a number of GPUs (4), a list of their indices ([0, 1]) or {mig:"),
+        ({"gpus": 0}, "gpuready_deployments[0].gpus = 0 is refused"),
+        ({"model_path": "data/m"}, "allowed is an absolute path"),
+        ({"wrokload": {}}, "gpuready_deployments[0].wrokload: no such key; did you mean workload?"),
+    ],
+)
+def test_mistake_inside_a_deployment(change: dict[str, Any], words: str) -> None:
+    (sentence,) = sentences(in_deployment(**change))
+    assert words in sentence
+
+
+def test_percentiles_in_the_wrong_order() -> None:
+    workload = {**declared()["gpuready_deployments"][0]["workload"], "prompt_tokens": {"p50": 9, "p99": 3}}
+    (sentence,) = sentences(in_deployment(workload=workload))
+    assert "p99 (3) is below p50 (9)" in sentence
+
+
+def test_two_deployments_of_one_name() -> None:
+    values = declared()
+    values["gpuready_deployments"] *= 2
+    (sentence,) = sentences(values)
+    assert "two deployments have the name chat" in sentence
+
+
+def test_every_mistake_at_once_and_the_rest_is_still_checked() -> None:
+    spec, failures = check_declaration("h1", declared(gpuready_stack="x", gpuready_foo=1, gateway_x=2), ROLES)
+    assert spec is not None
+    assert [failure.code for failure in failures] == ["spec.unknown_name", "spec.unknown_name", "spec.unknown_stack"]
+
+
+def test_the_place_of_a_variable_is_its_file_and_line(tmp_path: Path) -> None:
+    (tmp_path / "group_vars").mkdir()
+    (tmp_path / "group_vars" / "all.yml").write_text("---\ngpuready_stack: cu128\n")
+    (tmp_path / "group_vars" / "h100-sg.yml").write_text("---\n# x\n\ngpuready_stack: cpu\n")
+    locate = locator([tmp_path], ["h100-sg"], "h1", tmp_path)
+    assert locate("gpuready_stack") == "group_vars/h100-sg.yml:4"
+    assert locate("gpuready_nothing") == ""
+
+
+def test_every_role_says_its_public_variables_and_defaults_agree() -> None:
+    for role, names in role_variables(ROOT / "roles").items():
+        if not (ROOT / "roles" / role / "defaults" / "main.yml").exists():
+            assert names == [], role
+            continue
+        assert sorted(role_defaults(ROOT / "roles", role)) == sorted(names), role
+        assert all(name.startswith(f"{role}_") for name in names), role
+
+
+def test_the_example_inventory_is_a_good_declaration() -> None:
+    import yaml
+
+    for path in (ROOT / "inventories" / "example" / "group_vars").glob("*.yml"):
+        values = yaml.safe_load(path.read_text())
+        spec, failures = check_declaration("h1", values, role_variables(ROOT / "roles"))
+        assert not failures, path
+        assert spec is not None
