@@ -91,8 +91,8 @@ def wanted_from(data: dict[str, Any]) -> Wanted:
     ssh = Open(port="22", source=_as_list(data.get("ssh_source")))
     problems += _problems_of(ssh, "base_firewall_ssh_sources")
     seconds = int(data.get("revert_seconds", 90))
-    if not 30 <= seconds <= 3600:
-        problems.append(Failure("firewall.seconds", f"base_firewall_revert_seconds is {seconds}", "", "set 30 to 3600"))
+    if not 20 <= seconds <= 3600:
+        problems.append(Failure("firewall.seconds", f"base_firewall_revert_seconds is {seconds}", "", "set 20 to 3600"))
     if problems:
         raise Refusal(problems)
     ports = [int(port) for port in data.get("ssh_ports", [22])]
