@@ -29,6 +29,7 @@ class ActionModule(ActionBase):
         """Run the command and give its result in Ansible's words."""
         super().run(tmp, task_vars)
         del tmp
+        self._host = (task_vars or {}).get("inventory_hostname", "the server")
         _, options = self.validate_argument_spec(
             argument_spec={
                 "noun": {"type": "str", "required": True},
@@ -74,7 +75,7 @@ class ActionModule(ActionBase):
             result = json.loads(answer["stdout"].strip().splitlines()[-1])
         except (ValueError, IndexError):
             said = (answer["stderr"] or answer["stdout"]).strip().splitlines()
-            what = f"gpuready {noun} {verb} did not answer on {self._task_host()}"
+            what = f"gpuready {noun} {verb} did not answer on {self._host}"
             raise AnsibleActionFail(
                 f"{what}: {said[-1] if said else 'no output'} (exit {answer['rc']}); "
                 "see that /usr/bin/python3 (3.10 or newer) works on the server."
@@ -86,6 +87,3 @@ class ActionModule(ActionBase):
                 " ".join(Failure(**failure).sentence() for failure in result["failures"]) or result["summary"]
             )
         return result
-
-    def _task_host(self) -> str:
-        return self._connection.get_option("remote_addr") or "the server"

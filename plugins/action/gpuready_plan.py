@@ -13,14 +13,15 @@ from pathlib import Path
 
 from ansible.errors import AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
-from gpuready.serving.models import read_model
+from ansible.utils.vars import load_extra_vars
 
 from gpuready import catalog
 from gpuready.outcome import Failure, Refusal
 from gpuready.planning.host import decide, keep_or_renew, needs_of
 from gpuready.planning.plan import SIMULATED_MODELS
 from gpuready.rendering.templates import Renderer, render_host
-from gpuready.spec.check import PREFIX, check_declaration
+from gpuready.serving.models import read_model
+from gpuready.spec.check import PREFIX, check_declaration, with_place
 from gpuready.spec.inventory import locator, role_defaults, role_variables
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -39,7 +40,8 @@ class ActionModule(ActionBase):
         self.validate_argument_spec(argument_spec={})
         task_vars = task_vars or {}
         host = task_vars["inventory_hostname"]
-        spec, failures = self._declaration(host, task_vars)
+        locate = self._locator(host, task_vars)
+        spec, failures = self._declaration(host, task_vars, locate)
         if spec is None:
             return self._refuse(result, failures)
         stack = catalog.load("stacks")["stacks"].get(spec["gpuready_stack"])
@@ -48,7 +50,7 @@ class ActionModule(ActionBase):
         try:
             generated = self._generated_models(spec)
             plan, refused = decide(host, spec, gateway, facts, generated)
-            failures += refused
+            failures += [with_place(failure, host, locate) for failure in refused]
             if failures or plan is None:
                 return self._refuse(result, failures)
             plan, note = keep_or_renew(plan, facts["stored_plan"], spec["gpuready_replan"])
@@ -60,7 +62,15 @@ class ActionModule(ActionBase):
         result["ansible_facts"] = {"gpuready_facts": facts, "gpuready_plan": plan, "gpuready_files": files}
         return result
 
-    def _declaration(self, host: str, task_vars: dict) -> tuple[dict | None, list[Failure]]:
+    def _locator(self, host: str, task_vars: dict):
+        """Return a function that says where a variable of this host is set; the command line wins over files."""
+        sources = [Path(source) for source in task_vars.get("ansible_inventory_sources") or []]
+        folders = [source if source.is_dir() else source.parent for source in sources if source.exists()]
+        in_files = locator(folders, task_vars.get("group_names", []), host, CHECKOUT)
+        on_command_line = load_extra_vars(self._loader)
+        return lambda name: "on the command line (-e)" if name in on_command_line else in_files(name)
+
+    def _declaration(self, host: str, task_vars: dict, locate) -> tuple[dict | None, list[Failure]]:
         roles = role_variables(CHECKOUT / "roles")
         prefixes = (PREFIX, *(f"{role}_" for role in roles))
         names = [name for name in task_vars if name.startswith(prefixes)]
@@ -68,9 +78,6 @@ class ActionModule(ActionBase):
         declared = {
             name: self._templar.template(task_vars[name]) if name.startswith(PREFIX) else None for name in names
         }
-        folders = [Path(source) for source in task_vars.get("ansible_inventory_sources") or [] if Path(source).exists()]
-        folders = [folder if folder.is_dir() else folder.parent for folder in folders]
-        locate = locator(folders, task_vars.get("group_names", []), host, CHECKOUT)
         spec, failures = check_declaration(host, declared, roles, locate)
         return (spec.model_dump() if spec else None), failures
 
@@ -89,11 +96,12 @@ class ActionModule(ActionBase):
         try:
             return action.run(task_vars=task_vars)["data"]
         except AnsibleConnectionFailure as error:
+            # Without the cause: it would be said twice.
             said = str(error).strip().splitlines()[-1]
             address = task_vars.get("ansible_host", host)
             raise AnsibleConnectionFailure(
                 f"host {host} ({address}) does not answer over SSH: {said}; start it, or leave it out with --limit."
-            ) from error
+            ) from None
 
     def _knobs(self, role: str, task_vars: dict) -> dict:
         """Return a role's public variables for this host, without the role's prefix."""

@@ -56,8 +56,9 @@ def _verb_parser(noun: str, verbs: dict[str, Verb]) -> argparse.ArgumentParser:
     for name, verb in verbs.items():
         one = sub.add_parser(name, help=verb.help, description=verb.help)
         one.add_argument("--json", action="store_true", help="print the result as one JSON object")
-        if verb.changes:
-            one.add_argument("--check", action="store_true", help="say what would change, change nothing")
+        # A reading verb takes it too, so that a caller in check mode need not know which verbs read.
+        check_help = "say what would change, change nothing" if verb.changes else argparse.SUPPRESS
+        one.add_argument("--check", action="store_true", help=check_help)
         if verb.takes_input:
             one.add_argument("--input", metavar="FILE", help="read the input from FILE; - or nothing: stdin")
         for argument in verb.arguments:

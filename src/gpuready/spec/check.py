@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -26,9 +28,11 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return found[0] if found else ""
 
 
-def _meant(word: str, known: Iterable[str]) -> str:
+def _meant(word: str, known: Iterable[str], prefix: str = "") -> str:
     known = sorted(known)
-    near = nearest(word, known)
+    # What all names share says nothing about which one was meant.
+    near = nearest(word.removeprefix(prefix), [name.removeprefix(prefix) for name in known])
+    near = f"{prefix}{near}" if near else ""
     return f"did you mean {near}?" if near else f"known are {', '.join(known)}"
 
 
@@ -42,19 +46,29 @@ def unknown_names(
     failures = []
     for name in sorted(declared):
         if name.startswith(PREFIX):
-            known = set(HostSpec.model_fields)
+            known, prefix = set(HostSpec.model_fields), PREFIX
             if name in known | FACTS:
                 continue
         else:
             owner = next((role for role in roles if name.startswith(f"{role}_")), None)
             if owner is None:
                 continue
-            known = set(roles[owner])
+            known, prefix = set(roles[owner]), f"{owner}_"
             if name in known:
                 continue
         what = f"host {host}, {_place(locate, name)}{name}: no such variable"
-        failures.append(Failure("spec.unknown_name", what, "", _meant(name, known)))
+        failures.append(Failure("spec.unknown_name", what, "", _meant(name, known, prefix)))
     return failures
+
+
+def with_place(failure: Failure, host: str, locate: Locate) -> Failure:
+    """Return a failure of planner or preflight with the file and line of the variable that it names."""
+    named = re.match(rf"host {re.escape(host)}, (gpuready_[a-z_]+|deployment )", failure.what)
+    if named is None:
+        return failure
+    key = "gpuready_deployments" if named[1] == "deployment " else named[1]
+    start = len(f"host {host}, ")
+    return replace(failure, what=f"{failure.what[:start]}{_place(locate, key)}{failure.what[start:]}")
 
 
 def _place(locate: Locate, key: str) -> str:
