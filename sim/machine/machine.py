@@ -18,7 +18,7 @@ from sim.machine.common import FAILED, REFUSED, Sim, SimError, read_json, run, w
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?")
 KNOWN_PLACES = {"h100-sg-01": 11}
 FREE_PLACES = range(20, 50)
-SSH_SECONDS, STOP_SECONDS = 90.0, 40.0
+SSH_SECONDS, BOOT_SECONDS, STOP_SECONDS = 90.0, 240.0, 40.0
 KEEPER = (
     'for place in $PLACES; do echo $$ > "$place/cgroup.procs"; done; unset PLACES; trap : TERM; code=133;'
     ' while [ "$code" -eq 133 ]; do "$@"; code=$?; done; exit "$code"'
@@ -184,7 +184,7 @@ class Machine:
         why = "does not answer over SSH" if self.status() == "running" else "ended while it booted"
         raise SimError(f"{self.name} {why}; its console's last line is: {last}", f"read {self.log}", FAILED)
 
-    def wait_until_booted(self, seconds: float = SSH_SECONDS) -> str:
+    def wait_until_booted(self, seconds: float = BOOT_SECONDS) -> str:
         """Wait for the end of the boot; return systemd's word for the state, `running` when all is well."""
         self.wait_for_ssh(seconds)
         return self.ssh(["systemctl", "is-system-running", "--wait"], check=False, timeout=seconds).stdout.strip()

@@ -137,7 +137,9 @@ def _in_own_network(state: Path, script: str) -> subprocess.CompletedProcess[str
 
 def test_down_removes_everything_and_restores_ip_forward(sim: Sim) -> None:
     state = Path(f"/var/lib/gpuready-sim-t-{os.getpid()}")
+    # The second pool stays empty: what a machine would need on the disk is not asked for.
     up = (
+        "from sim.machine import pool; pool.NEEDED_TO_MAKE = pool.LEFT_TO_THE_HOST = pool.GIB\n"
         "from sim.machine.common import Sim; from sim.machine.machine import ready; s = Sim.from_environment()\n"
         "with s.lock(): ready(s)"
     )
