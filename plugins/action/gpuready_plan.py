@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from ansible.errors import AnsibleConnectionFailure
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.plugins.action import ActionBase
 from ansible.utils.vars import load_extra_vars
 
@@ -22,7 +23,7 @@ from gpuready.planning.plan import SIMULATED_MODELS
 from gpuready.rendering.templates import Renderer, render_host
 from gpuready.serving.models import read_model
 from gpuready.spec.check import PREFIX, check_declaration, with_place
-from gpuready.spec.inventory import locator, role_defaults, role_variables
+from gpuready.spec.inventory import locator, role_defaults, role_options
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 GENERATOR = CHECKOUT / "sim" / "tiny_model.py"
@@ -42,6 +43,7 @@ class ActionModule(ActionBase):
         host = task_vars["inventory_hostname"]
         locate = self._locator(host, task_vars)
         spec, failures = self._declaration(host, task_vars, locate)
+        failures += self._knob_failures(host, task_vars, locate)
         if spec is None:
             return self._refuse(result, failures)
         stack = catalog.load("stacks")["stacks"].get(spec["gpuready_stack"])
@@ -71,7 +73,7 @@ class ActionModule(ActionBase):
         return lambda name: "on the command line (-e)" if name in on_command_line else in_files(name)
 
     def _declaration(self, host: str, task_vars: dict, locate) -> tuple[dict | None, list[Failure]]:
-        roles = role_variables(CHECKOUT / "roles")
+        roles = role_options(CHECKOUT / "roles")
         prefixes = (PREFIX, *(f"{role}_" for role in roles))
         names = [name for name in task_vars if name.startswith(prefixes)]
         # Only the shared variables are read here; a role's own are templated when the role runs.
@@ -102,6 +104,19 @@ class ActionModule(ActionBase):
             raise AnsibleConnectionFailure(
                 f"host {host} ({address}) does not answer over SSH: {said}; start it, or leave it out with --limit."
             ) from None
+
+    def _knob_failures(self, host: str, task_vars: dict, locate) -> list[Failure]:
+        """Check the roles' own variables now: Ansible itself would do so only when a role's turn comes."""
+        failures = []
+        for options in role_options(CHECKOUT / "roles").values():
+            for name in options.keys() & task_vars.keys():
+                value = self._templar.template(task_vars[name])
+                checked = ArgumentSpecValidator({name: options[name]}).validate({name: value})
+                for message in checked.error_messages:
+                    place = f"{locate(name)}, " if locate(name) else ""
+                    what = f"host {host}, {place}{name} = {value!r} is refused"
+                    failures.append(Failure("spec.knob", what, message.rstrip("."), "correct it in the inventory"))
+        return failures
 
     def _knobs(self, role: str, task_vars: dict) -> dict:
         """Return a role's public variables for this host, without the role's prefix."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpuready.spec.check import check_declaration
-from gpuready.spec.inventory import locator, role_defaults, role_variables
+from gpuready.spec.inventory import locator, role_defaults, role_options
 
 ROOT = Path(__file__).resolve().parents[2]
 ROLES = {"gateway": ["gateway_port"]}
@@ -131,9 +131,9 @@ def test_the_place_of_a_variable_is_its_file_and_line(tmp_path: Path) -> None:
 
 
 def test_every_role_says_its_public_variables_and_defaults_agree() -> None:
-    for role, names in role_variables(ROOT / "roles").items():
+    for role, names in role_options(ROOT / "roles").items():
         if not (ROOT / "roles" / role / "defaults" / "main.yml").exists():
-            assert names == [], role
+            assert not names, role
             continue
         assert sorted(role_defaults(ROOT / "roles", role)) == sorted(names), role
         assert all(name.startswith(f"{role}_") for name in names), role
@@ -144,6 +144,6 @@ def test_the_example_inventory_is_a_good_declaration() -> None:
 
     for path in (ROOT / "inventories" / "example" / "group_vars").glob("*.yml"):
         values = yaml.safe_load(path.read_text())
-        spec, failures = check_declaration("h1", values, role_variables(ROOT / "roles"))
+        spec, failures = check_declaration("h1", values, role_options(ROOT / "roles"))
         assert not failures, path
         assert spec is not None

@@ -10,12 +10,14 @@ from typing import Any
 import yaml
 
 
-def role_variables(roles: Path) -> dict[str, list[str]]:
-    """Return the public variables of every role, from its meta/argument_specs.yml."""
+def role_options(roles: Path) -> dict[str, dict[str, Any]]:
+    """Return the public variables of every role with their specifications, from its meta/argument_specs.yml."""
     found = {}
     for path in sorted(roles.glob("*/meta/argument_specs.yml")):
         specs = yaml.safe_load(path.read_text(encoding="utf-8"))["argument_specs"]
-        found[path.parent.parent.name] = [name for entry in specs.values() for name in entry.get("options") or {}]
+        found[path.parent.parent.name] = {
+            name: option for entry in specs.values() for name, option in (entry.get("options") or {}).items()
+        }
     return found
 
 
