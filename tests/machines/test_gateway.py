@@ -1,0 +1,147 @@
+"""The gateway of a finished server, asked from outside as a client does."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sim.machine.machine import Machine
+
+pytestmark = pytest.mark.machine
+
+MODEL = "gpuready-sim/tiny-qwen2"
+MESSAGES = [{"role": "user", "content": "Hello"}]
+UNIT = "gpuready-gateway.service"
+
+
+def say(machine: Machine, command: str) -> str:
+    return str(machine.ssh(command).stdout).strip()
+
+
+def ask(machine: Machine, path: str, body: bytes | dict[str, Any] | None = None, port: int = 8080) -> Any:
+    data = json.dumps(body).encode() if isinstance(body, dict) else body
+    request = urllib.request.Request(
+        f"http://{machine.address}:{port}{path}", data, {"Content-Type": "application/json"}
+    )
+    return urllib.request.urlopen(request, timeout=60)  # noqa: S310 - our own test machine
+
+
+def refused(machine: Machine, path: str, body: bytes | dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        ask(machine, path, body)
+    error: dict[str, Any] = json.loads(caught.value.read())["error"]
+    return caught.value.code, error
+
+
+def test_models_are_listed(finished: Machine) -> None:
+    listed = json.load(ask(finished, "/v1/models"))
+    assert [one["id"] for one in listed["data"]] == [MODEL]
+
+
+def test_chat_completion(finished: Machine) -> None:
+    body = {"model": MODEL, "messages": MESSAGES, "max_tokens": 12}
+    reply = json.load(ask(finished, "/v1/chat/completions", body))
+    assert reply["model"] == MODEL
+    assert reply["usage"]["completion_tokens"] == 12
+    assert len(reply["choices"][0]["message"]["content"]) > 0
+
+
+def test_streamed_chat_completion_comes_in_pieces(finished: Machine) -> None:
+    body = {"model": MODEL, "messages": MESSAGES, "max_tokens": 12, "stream": True}
+    with ask(finished, "/v1/chat/completions", body) as answer:
+        assert answer.headers["Content-Type"].startswith("text/event-stream")
+        events = [line.decode().removeprefix("data: ").strip() for line in answer if line.startswith(b"data: ")]
+    assert events[-1] == "[DONE]"
+    pieces = [json.loads(event)["choices"][0]["delta"].get("content") or "" for event in events[:-1]]
+    assert len([piece for piece in pieces if piece]) >= 6
+
+
+def test_model_is_found_after_long_messages(finished: Machine) -> None:
+    # The name stands behind 100 kB, so the whole body must be read. Too many tokens is the engine's own answer.
+    body = json.dumps({"messages": [{"role": "user", "content": "x" * 100_000}], "max_tokens": 1, "model": MODEL})
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        ask(finished, "/v1/chat/completions", body.encode())
+    assert caught.value.code == 400
+    assert b"maximum context length" in caught.value.read()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "code"),
+    [
+        ("/v1/chat/completions", {"model": "gpt-4", "messages": MESSAGES}, 404, "model_not_found"),
+        ("/v1/chat/completions", {"messages": MESSAGES}, 404, "model_not_found"),
+        ("/v1/chat/completions", b"not json", 404, "model_not_found"),
+        ("/v1/chat/completions", None, 405, "method_not_allowed"),
+        ("/metrics", None, 404, "path_not_found"),
+        ("/docs", None, 404, "path_not_found"),
+        ("/v1/load_lora_adapter", {"model": MODEL}, 404, "path_not_found"),
+        ("/v1/completions", b" " * (1024 * 1024 + 1), 413, "body_too_large"),
+    ],
+)
+def test_errors_have_openais_form(
+    finished: Machine, path: str, body: bytes | dict[str, Any] | None, status: int, code: str
+) -> None:
+    found, error = refused(finished, path, body)
+    assert (found, error["code"]) == (status, code)
+    assert error["message"]
+
+
+def test_it_survives_kill_9(finished: Machine) -> None:
+    pid = say(finished, f"systemctl show {UNIT} --property MainPID --value")
+    finished.ssh(f"kill -9 {pid}; for i in $(seq 50); do systemctl -q is-active {UNIT} && break; sleep 0.2; done")
+    assert say(finished, f"systemctl show {UNIT} --property MainPID --value") not in (pid, "0")
+    assert json.load(ask(finished, "/v1/models"))["data"]
+
+
+def test_workers_do_not_run_as_root(finished: Machine) -> None:
+    users = say(finished, f"ps -o user= --ppid $(systemctl show {UNIT} --property MainPID --value)").split()
+    assert set(users) == {"haproxy"}
+
+
+def test_another_port_is_a_reload_not_a_restart(finished_clone: Machine, play: Callable[..., Any]) -> None:
+    machine = finished_clone
+    pid = say(machine, f"systemctl show {UNIT} --property MainPID --value")
+    played = play(machine, "site.yml", {"gateway_port": 8090})
+    assert played.rc == 0, played.stdout
+    assert say(machine, f"systemctl show {UNIT} --property MainPID --value") == pid
+    assert json.load(ask(machine, "/v1/models", port=8090))["data"]
+    assert play(machine, "site.yml", {"gateway_port": 8090}).recap["h100-sg-01"]["changed"] == 0
+
+
+def test_a_template_that_haproxy_refuses_touches_nothing(
+    finished: Machine, play: Callable[..., Any], tmp_path: Any
+) -> None:
+    before = say(finished, "readlink /etc/gpuready/gateway/current")
+    played = play(finished, "playbooks/gateway.yml", {"gateway_bind": "not-an-address"})
+    assert played.rc == 2
+    assert "haproxy does not take haproxy.cfg" in played.stdout
+    assert "the running configuration was not touched" in played.stdout
+    assert say(finished, "readlink /etc/gpuready/gateway/current") == before
+    assert json.load(ask(finished, "/v1/models"))["data"]
+
+
+def test_a_run_that_died_before_the_reload_is_finished_by_the_next(
+    finished_clone: Machine, play: Callable[..., Any]
+) -> None:
+    machine = finished_clone
+    # As a run leaves it that was killed between switching the files and reloading: the link is new, what runs is not.
+    machine.ssh(
+        "cd /etc/gpuready/gateway && cp -r $(readlink current) 0123456789ab && "
+        "ln -s 0123456789ab next && mv -T next current && systemctl reload gpuready-gateway && sleep 1"
+    )
+    played = play(machine, "playbooks/gateway.yml")
+    assert played.rc == 0, played.stdout
+    assert played.recap["h100-sg-01"]["changed"] == 1
+    loaded = say(machine, "readlink /run/gpuready-gateway/loaded")
+    assert loaded == say(machine, "readlink /etc/gpuready/gateway/current") != "0123456789ab"
+
+
+def test_the_distributions_own_service_is_left_alone(finished: Machine) -> None:
+    assert say(finished, "dpkg --verify haproxy | grep -v systemd || true") == ""

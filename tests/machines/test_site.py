@@ -1,0 +1,44 @@
+"""The whole job: a second run changes nothing; check mode is silent on a finished server, truthful on a blank one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sim.machine.machine import Machine
+
+pytestmark = pytest.mark.machine
+
+
+def test_a_second_run_changes_nothing(finished: Machine, play: Callable[..., Any]) -> None:
+    played = play(finished)
+    assert played.rc == 0, played.stdout
+    assert played.recap["h100-sg-01"]["changed"] == 0, played.stdout
+    assert played.recap["h100-sg-01"]["failed"] == 0
+
+
+def test_check_mode_is_silent_on_a_finished_server(finished: Machine, play: Callable[..., Any]) -> None:
+    played = play(finished, "site.yml", None, "--check", "--diff")
+    assert played.rc == 0, played.stdout
+    assert played.recap["h100-sg-01"]["changed"] == 0, played.stdout
+    assert "+++ after" not in played.stdout
+
+
+def test_check_mode_on_a_blank_server_says_what_would_come_and_changes_nothing(
+    blank: Machine, play: Callable[..., Any]
+) -> None:
+    state = "dpkg-query -W | sha256sum; find /etc /opt /srv /usr/local -xdev -newer /etc/machine-id -type f | sort"
+    before = blank.ssh(state).stdout
+    played = play(blank, "site.yml", None, "--check", "--diff")
+    assert played.rc == 0, played.stdout
+    for words in ("package nvidia-cuda-toolkit", "package haproxy", "vllm 0.32.0 from lock", "served-model-name"):
+        assert words in played.stdout
+    assert blank.ssh(state).stdout == before
+
+
+def test_a_server_that_serves_has_no_failed_unit(finished: Machine) -> None:
+    assert str(finished.ssh("systemctl --failed --no-legend").stdout).strip() == ""
