@@ -64,7 +64,7 @@ def up(sim: Sim) -> bool:
     if not file.exists():
         _make(file, pool_size(disk_free(sim.state)))
     sim.pool.mkdir(exist_ok=True)
-    done = run(["mount", "-o", "loop,noatime", str(file), str(sim.pool)], check=False)
+    done = run(["mount", "-o", "loop,noatime,discard=async", str(file), str(sim.pool)], check=False)
     if done.returncode:
         raise SimError(
             f"the pool {file} cannot be mounted: {done.stderr.strip().splitlines()[-1].rstrip('.')}",
