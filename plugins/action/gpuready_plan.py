@@ -108,8 +108,10 @@ class ActionModule(ActionBase):
     def _knob_failures(self, host: str, task_vars: dict, locate) -> list[Failure]:
         """Check the roles' own variables now: Ansible itself would do so only when a role's turn comes."""
         failures = []
-        for options in role_options(CHECKOUT / "roles").values():
-            for name in options.keys() & task_vars.keys():
+        for role, options in role_options(CHECKOUT / "roles").items():
+            defaults = role_defaults(CHECKOUT / "roles", role) if options else {}
+            # A default that this play's roles bring is not what the operator wrote, and may need the plan.
+            for name in sorted(name for name in options if name in task_vars and task_vars[name] != defaults[name]):
                 value = self._templar.template(task_vars[name])
                 checked = ArgumentSpecValidator({name: options[name]}).validate({name: value})
                 for message in checked.error_messages:
