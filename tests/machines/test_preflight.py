@@ -118,9 +118,7 @@ def test_a_repository_that_does_not_answer(blank: Machine, play: Callable[..., A
     blank.ssh("echo 'deb [trusted=yes] http://127.0.0.1:9 nowhere main' > /etc/apt/sources.list.d/dead.list")
     played = play(blank, "playbooks/preflight.yml")
     assert played.rc == 2
-    assert "the package source http://127.0.0.1:9 (nowhere) does not answer" in played.stdout.replace(
-        "127.0.0.1:9/", "127.0.0.1:9"
-    )
+    assert "the package source http://127.0.0.1:9 (nowhere) does not answer: " in played.stdout
 
 
 def test_the_gateways_port_is_taken_by_someone_else(blank: Machine, play: Callable[..., Any]) -> None:

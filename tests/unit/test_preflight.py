@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gpuready.operations.facts import release_files
 from gpuready.planning.host import decide, keep_or_renew, needs_of
 
 GIB = 1024**3
@@ -292,3 +293,16 @@ def test_another_workload_is_another_plan() -> None:
     assert plan is not None
     assert other is not None
     assert keep_or_renew(other, plan, renew=False)[0] == other
+
+
+def test_release_files_are_read_from_apts_own_list() -> None:
+    printed = (
+        "'http://mirror.example/debian/dists/trixie/InRelease' mirror.example_debian_dists_trixie_InRelease 0 \n"
+        "'http://mirror.example/debian/dists/trixie/main/binary-amd64/Packages.xz' mirror.example_Packages 0 \n"
+        "'https://other.example/flat/./InRelease' other.example_flat_._InRelease 0 \n"
+        "N: a note\n"
+    )
+    assert release_files(printed) == [
+        "http://mirror.example/debian/dists/trixie/InRelease",
+        "https://other.example/flat/./InRelease",
+    ]

@@ -113,26 +113,30 @@ def installed_packages(names: list[str]) -> dict[str, str | None]:
 
 def repositories() -> list[dict[str, str]]:
     """Ask every package source for its release file, with apt's own proxies and certificates."""
-    answer = subprocess.run(
-        ["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE)"], capture_output=True, text=True, check=False
-    )
+    answer = subprocess.run(["apt-get", "update", "--print-uris"], capture_output=True, text=True, check=False)
     if answer.returncode != 0:
-        raise Refusal(
-            Failure("facts.apt", "apt cannot read its sources", answer.stderr.strip(), "repair the named file")
-        )
-    sources = sorted({line.strip() for line in answer.stdout.splitlines() if line.strip()})
+        said = answer.stderr.strip().splitlines()
+        what = "apt cannot read its package sources"
+        raise Refusal(Failure("facts.apt", what, said[-1].removeprefix("E: ") if said else "", "repair the named file"))
     with concurrent.futures.ThreadPoolExecutor(max_workers=8) as pool:
-        return list(pool.map(_ask_repository, sources))
+        return list(pool.map(_ask_repository, release_files(answer.stdout)))
 
 
-def _ask_repository(source: str) -> dict[str, str]:
-    uri, suite = source.split(" ", 1)
+def release_files(printed: str) -> list[str]:
+    """Return the addresses of the release files in what `apt-get update --print-uris` printed."""
+    addresses = {line.split("'")[1] for line in printed.splitlines() if line.startswith("'")}
+    return sorted(address for address in addresses if address.endswith("/InRelease"))
+
+
+def _ask_repository(address: str) -> dict[str, str]:
+    uri, _, suite = address.removesuffix("/InRelease").partition("/dists/")
     problem = "no answer"
     with tempfile.TemporaryDirectory() as folder:
-        for name in ("InRelease", "Release"):
+        # An old mirror has the signature beside the file instead of in it.
+        for name in (address, address.removesuffix("InRelease") + "Release"):
             try:
                 answer = subprocess.run(
-                    [APT_HELPER, "download-file", f"{uri.rstrip('/')}/dists/{suite}/{name}", f"{folder}/{name}"],
+                    [APT_HELPER, "-o", "Acquire::Retries=0", "download-file", name, f"{folder}/release"],
                     capture_output=True,
                     text=True,
                     check=False,
@@ -140,7 +144,7 @@ def _ask_repository(source: str) -> dict[str, str]:
                 )
             except subprocess.TimeoutExpired:
                 problem = f"no answer within {REPOSITORY_SECONDS} s"
-                continue
+                break
             if answer.returncode == 0:
                 return {"uri": uri, "suite": suite, "problem": ""}
             said = [line for line in answer.stderr.splitlines() if line.startswith("E:")]
