@@ -187,7 +187,8 @@ def test_a_killed_build_is_never_taken_for_whole(wanted: engines.Wanted, monkeyp
         with pytest.raises(KeyboardInterrupt):
             engines.install(wanted, check=False)
     assert wanted.folder.exists()
-    assert engines.listing(wanted.root / "engines", wanted.python)[0]["why"] == f"half-built, {engines.MARKER} is missing"
+    (found,) = engines.listing(wanted.root / "engines", wanted.python)
+    assert found["why"] == f"half-built, {engines.MARKER} is missing"
     assert engines.install(wanted, check=False).changed
 
 
