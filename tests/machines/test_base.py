@@ -56,10 +56,9 @@ def test_check_on_a_blank_server_shows_all_and_changes_nothing(untouched: Machin
         assert untouched.ssh(["test", "-e", path], check=False).returncode != 0, path
 
 
-def test_second_run_changes_nothing_and_is_quick(server: Machine, play: Play) -> None:
+def test_second_run_changes_nothing(server: Machine, play: Play) -> None:
     again = play(server, BASE)
     assert changed(again) == 0
-    assert again.seconds < 15
 
 
 def test_what_a_container_does_not_allow_is_said(server: Machine, first_run: Played) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,7 +17,6 @@ pytestmark = pytest.mark.machine
 
 ENGINE = "/opt/gpuready/engines/vllm-*/"
 MODEL = "/srv/models/gpuready-sim--tiny-qwen2@*/"
-REBUILD_SECONDS = 240
 
 
 def say(machine: Machine, command: str) -> str:
@@ -46,12 +44,11 @@ def test_the_model_is_whole_and_read_only(finished: Machine) -> None:
 
 
 @pytest.mark.parametrize("stage", ["engines", "models"])
-def test_a_second_run_changes_nothing_and_is_quick(finished: Machine, play: Callable[..., Any], stage: str) -> None:
+def test_a_second_run_changes_nothing(finished: Machine, play: Callable[..., Any], stage: str) -> None:
     for options in ((), ("--check", "--diff")):
         played = play(finished, f"playbooks/{stage}.yml", None, *options)
         assert played.rc == 0, played.stdout
         assert played.recap["h100-sg-01"]["changed"] == 0, played.stdout
-        assert played.seconds < 20
 
 
 def test_a_half_built_engine_is_told_under_check_and_left_alone(
@@ -91,11 +88,9 @@ def test_a_half_built_engine_is_built_anew(finished_clone: Machine, play: Callab
     machine = finished_clone
     say(machine, f"rm -r {ENGINE}gpuready-engine.json {ENGINE}lib/python3*/site-packages/torch")
     say(machine, f"touch $(ls -d {ENGINE})left-over")
-    began = time.monotonic()
     played = play(machine, "playbooks/engines.yml")
     assert played.rc == 0, played.stdout
     assert played.recap["h100-sg-01"]["changed"] == 1, played.stdout
-    assert time.monotonic() - began < REBUILD_SECONDS
     assert marker(machine)["version"] == "0.32.0"
     assert say(machine, f"ls {ENGINE}").count("left-over") == 0
     assert play(machine, "playbooks/engines.yml").recap["h100-sg-01"]["changed"] == 0

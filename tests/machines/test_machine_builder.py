@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -143,7 +142,6 @@ def test_down_removes_everything_and_restores_ip_forward(sim: Sim) -> None:
         "from sim.machine.common import Sim; from sim.machine.machine import ready; s = Sim.from_environment()\n"
         "with s.lock(): ready(s)"
     )
-    started = time.monotonic()
     done = _in_own_network(
         state,
         f"""
@@ -170,7 +168,6 @@ def test_down_removes_everything_and_restores_ip_forward(sim: Sim) -> None:
     assert done.stdout.strip().endswith("nothing was up")
     loops = subprocess.run(["losetup", "--list", "--output", "BACK-FILE"], text=True, capture_output=True, check=True)
     assert str(state) not in loops.stdout
-    assert time.monotonic() - started < 60
 
 
 def test_a_range_in_use_is_refused_before_anything_changes(sim: Sim) -> None:

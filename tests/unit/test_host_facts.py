@@ -127,7 +127,7 @@ def test_memory_is_in_bytes(nspawn: Path) -> None:
 
 def test_listening_ports_have_their_program(nspawn: Path) -> None:
     assert host.listening_ports(nspawn) == (
-        host.ListeningPort("0.0.0.0", 22, 74, "sshd"),  # noqa: S104 - what sshd listens on
+        host.ListeningPort("0.0.0.0", 22, 74, "sshd"),
         host.ListeningPort("::", 22, 74, "sshd"),
         host.ListeningPort("127.0.0.1", 8000, None, None),
         host.ListeningPort("::1", 9090, None, None),

@@ -7,6 +7,7 @@ from typing import Any
 
 from gpuready.cli.verb import Call, Verb
 from gpuready.outcome import Failure, Refusal, Result
+from gpuready.planning.plan import engine_folder_name
 from gpuready.serving import engines, locks
 from gpuready.serving.packages import Source
 
@@ -54,7 +55,7 @@ def _list(call: Call) -> Result:
     missing = [
         one
         for one in given.get("wanted") or []
-        if engines.folder_name(_text(one, "engine"), _text(one, "version"), _text(one, "lock_sha256")) not in whole
+        if engine_folder_name(_text(one, "engine"), _text(one, "version"), _text(one, "lock_sha256")) not in whole
     ]
     return Result(data={"engines": found, "missing": missing})
 

@@ -29,10 +29,14 @@ def card_key(name: str) -> str:
     raise KeyError(name)
 
 
+def engine_folder_name(engine: str, version: str, lock_sha256: str) -> str:
+    """Return the name of the folder of an engine's environment; another lock is another folder."""
+    return f"{engine}-{version}-{lock_sha256[:12]}"
+
+
 def engine_folder(engine: str, version: str, lock_text: str) -> str:
-    """Return the folder of an engine's environment; the lock's digest makes it immutable."""
-    digest = hashlib.sha256(lock_text.encode()).hexdigest()[:12]
-    return f"{ENGINES_FOLDER}/{engine}-{version}-{digest}"
+    """Return the folder of an engine's environment on the server."""
+    return f"{ENGINES_FOLDER}/{engine_folder_name(engine, version, hashlib.sha256(lock_text.encode()).hexdigest())}"
 
 
 def inputs_digest(spec: Mapping[str, Any], facts: Mapping[str, Any], models: Mapping[str, ModelFacts]) -> str:
