@@ -30,7 +30,7 @@ def ask(machine: Machine, path: str, body: bytes | dict[str, Any] | None = None,
     request = urllib.request.Request(
         f"http://{machine.address}:{port}{path}", data, {"Content-Type": "application/json"}
     )
-    return urllib.request.urlopen(request, timeout=60)  # noqa: S310 - our own test machine
+    return urllib.request.urlopen(request, timeout=150)  # noqa: S310 - our own test machine
 
 
 def refused(machine: Machine, path: str, body: bytes | dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
@@ -98,6 +98,12 @@ def test_it_survives_kill_9(finished: Machine) -> None:
     finished.ssh(f"kill -9 {pid}; for i in $(seq 50); do systemctl -q is-active {UNIT} && break; sleep 0.2; done")
     assert say(finished, f"systemctl show {UNIT} --property MainPID --value") not in (pid, "0")
     assert json.load(ask(finished, "/v1/models"))["data"]
+
+
+def test_a_request_that_comes_while_the_engine_restarts_is_held_not_refused(finished: Machine) -> None:
+    finished.ssh("kill -9 $(systemctl show gpuready-engine@chat.0 --property MainPID --value)")
+    body = {"model": MODEL, "messages": MESSAGES, "max_tokens": 4}
+    assert json.load(ask(finished, "/v1/chat/completions", body))["usage"]["completion_tokens"] == 4
 
 
 def test_workers_do_not_run_as_root(finished: Machine) -> None:

@@ -11,7 +11,14 @@ from gpuready.operations.facts import release_files
 from gpuready.planning.host import decide, keep_or_renew, needs_of
 
 GIB = 1024**3
-GATEWAY = {"port": 8080, "bind": "*", "body_limit_kib": 1024, "request_timeout_seconds": 900, "max_connections": 2000}
+GATEWAY = {
+    "port": 8080,
+    "bind": "*",
+    "body_limit_kib": 1024,
+    "request_timeout_seconds": 900,
+    "hold_seconds": 120,
+    "max_connections": 2000,
+}
 CONFIG = {
     "num_hidden_layers": 32,
     "hidden_size": 4096,

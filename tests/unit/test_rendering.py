@@ -37,6 +37,7 @@ def plan(**change: Any) -> dict[str, Any]:
         "bind": "*",
         "folder": "/etc/gpuready/gateway",
         "request_timeout_seconds": 900,
+        "hold_seconds": 120,
         "body_limit_kib": 1024,
         "body_limit_bytes": 1048576,
         "buffer_bytes": 1064960,

@@ -11,7 +11,6 @@ from gpuready.outcome import Failed, Failure, Result
 from gpuready.serving.readiness import NotReady, wait_for_token
 
 UNIT = "gpuready-gateway.service"
-# HAProxy marks a server up after its first good check, every 2 s.
 TOKEN_SECONDS = 30
 
 
