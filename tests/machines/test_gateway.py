@@ -101,7 +101,11 @@ def test_it_survives_kill_9(finished: Machine) -> None:
 
 
 def test_a_request_that_comes_while_the_engine_restarts_is_held_not_refused(finished: Machine) -> None:
-    finished.ssh("kill -9 $(systemctl show gpuready-engine@chat.0 --property MainPID --value)")
+    # Requests that were with the engine when it died are lost (502): only it can know what became of them.
+    finished.ssh(
+        "pid=$(systemctl show gpuready-engine@chat.0 --property MainPID --value); kill -9 $pid; "
+        "while [ -e /proc/$pid ]; do sleep 0.1; done"
+    )
     body = {"model": MODEL, "messages": MESSAGES, "max_tokens": 4}
     assert json.load(ask(finished, "/v1/chat/completions", body))["usage"]["completion_tokens"] == 4
 
