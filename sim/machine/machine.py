@@ -136,6 +136,7 @@ class Machine:
         if self.status() == "running":
             return
         self._after_the_end()
+        network.forget(self.sim, record.address)
         apt_cache.harvest_all(self.sim)
         argv = [
             "sh",

@@ -124,6 +124,11 @@ def up(sim: Sim, ip_forward: Path = IP_FORWARD) -> bool:
     return changed
 
 
+def forget(sim: Sim, address: str) -> None:
+    """Forget which machine had an address: the next one with it has another link address."""
+    run(["ip", "neigh", "flush", "to", address, "dev", sim.bridge], check=False)
+
+
 def down(sim: Sim, ip_forward: Path = IP_FORWARD) -> list[str]:
     """Take the network away and restore what was set before; return what was done, in words."""
     done: list[str] = []
