@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 import tempfile
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from gpuready.outcome import Failure
 from gpuready.rendering import zipapp
 
 INSTALLED = "/opt/gpuready"
-ABSENT_MARKS = ("can't open file", "No such file or directory")
+DEFAULT_PYTHON = "/usr/bin/python3"
 
 
 class ActionModule(ActionBase):
@@ -46,11 +47,31 @@ class ActionModule(ActionBase):
 
     def _ask_server(self, words: list[str], stdin: str, task_vars: dict) -> dict:
         part = zipapp.build()
-        python = task_vars.get("ansible_python_interpreter") or "/usr/bin/python3"
+        python = self._python(task_vars)
         answer = self._run_part(f"{INSTALLED}/gpuready-{part.digest}.pyz", python, words, stdin)
-        if answer["rc"] == 2 and any(mark in answer["stderr"] for mark in ABSENT_MARKS):
+        # Absent on a blank server, and perhaps damaged after a power cut: then it is carried along.
+        if self._result(answer) is None:
             answer = self._carry_and_run(part, python, words, stdin)
         return answer
+
+    def _python(self, task_vars: dict) -> str:
+        """Return the interpreter of the machine that the task really runs on."""
+        if self._task.delegate_to:
+            delegated = (task_vars.get("ansible_delegated_vars") or {}).get(self._task.delegate_to) or {}
+            local = sys.executable if getattr(self._connection, "_remote_is_local", False) else DEFAULT_PYTHON
+            found = delegated.get("ansible_python_interpreter") or local
+        else:
+            found = task_vars.get("ansible_python_interpreter") or DEFAULT_PYTHON
+        return self._templar.template(found)
+
+    def _result(self, answer: dict) -> dict | None:
+        """Return the result that the command printed; None when it printed none."""
+        try:
+            # The last line is the result; a login banner or a warning may come before it.
+            result = json.loads(answer["stdout"].strip().splitlines()[-1])
+        except (ValueError, IndexError):
+            return None
+        return result if isinstance(result, dict) and "failures" in result else None
 
     def _carry_and_run(self, part: zipapp.ServerPart, python: str, words: list[str], stdin: str) -> dict:
         """Send the server part to the task's temporary folder and run it there."""
@@ -70,16 +91,14 @@ class ActionModule(ActionBase):
         return self._low_level_execute_command(command, in_data=stdin.encode())
 
     def _as_ansible(self, answer: dict, noun: str, verb: str) -> dict:
-        try:
-            # The last line is the result; a login banner or a warning may come before it.
-            result = json.loads(answer["stdout"].strip().splitlines()[-1])
-        except (ValueError, IndexError):
+        result = self._result(answer)
+        if result is None:
             said = (answer["stderr"] or answer["stdout"]).strip().splitlines()
             what = f"gpuready {noun} {verb} did not answer on {self._host}"
             raise AnsibleActionFail(
                 f"{what}: {said[-1] if said else 'no output'} (exit {answer['rc']}); "
                 "see that /usr/bin/python3 (3.10 or newer) works on the server."
-            ) from None
+            )
         if answer["rc"] != 0:
             result["failed"] = True
             result["changed"] = bool(result.get("changed"))

@@ -16,10 +16,10 @@ from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.plugins.action import ActionBase
 from ansible.utils.vars import load_extra_vars
 
-from gpuready import catalog
+from gpuready.operations import firewall
 from gpuready.outcome import Failure, Refusal
 from gpuready.planning.host import decide, keep_or_renew, needs_of
-from gpuready.planning.plan import SIMULATED_MODELS
+from gpuready.planning.plan import SIMULATED_MODELS, effective_stack
 from gpuready.rendering.templates import Renderer, render_host
 from gpuready.serving.models import read_model
 from gpuready.spec.check import PREFIX, check_declaration, with_place
@@ -27,6 +27,15 @@ from gpuready.spec.inventory import locator, role_defaults, role_options
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 GENERATOR = CHECKOUT / "sim" / "tiny_model.py"
+
+
+def _remedy(said: str) -> str:
+    """Return what to do about an SSH failure."""
+    if "Host key verification failed" in said:
+        return "check its host key and add it to known_hosts (ssh to it once by hand)"
+    if "Permission denied" in said:
+        return "check ansible_user and its key"
+    return "start it, or leave it out with --limit"
 
 
 class ActionModule(ActionBase):
@@ -46,12 +55,16 @@ class ActionModule(ActionBase):
         failures += self._knob_failures(host, task_vars, locate)
         if spec is None:
             return self._refuse(result, failures)
-        stack = catalog.load("stacks")["stacks"].get(spec["gpuready_stack"])
-        facts = self._facts(host, needs_of(spec, stack), task_vars)
+        cuda = self._set_by_operator("cuda", task_vars)
+        stack = effective_stack(spec, cuda)
+        if any(failure.code == "spec.knob" for failure in failures):
+            return self._refuse(result, failures)
         gateway = self._knobs("gateway", task_vars)
         try:
+            failures += self._firewall_failures(host, gateway, task_vars)
+            facts = self._facts(host, needs_of(spec, stack), task_vars)
             generated = self._generated_models(spec)
-            plan, refused = decide(host, spec, gateway, facts, generated)
+            plan, refused = decide(host, spec, gateway, facts, generated, cuda)
             failures += [with_place(failure, host, locate) for failure in refused]
             if failures or plan is None:
                 return self._refuse(result, failures)
@@ -68,7 +81,7 @@ class ActionModule(ActionBase):
         """Return a function that says where a variable of this host is set; the command line wins over files."""
         sources = [Path(source) for source in task_vars.get("ansible_inventory_sources") or []]
         folders = [source if source.is_dir() else source.parent for source in sources if source.exists()]
-        in_files = locator(folders, task_vars.get("group_names", []), host, CHECKOUT)
+        in_files = locator(folders, task_vars.get("group_names", []), host, CHECKOUT, task_vars)
         on_command_line = load_extra_vars(self._loader)
         return lambda name: "on the command line (-e)" if name in on_command_line else in_files(name)
 
@@ -96,23 +109,25 @@ class ActionModule(ActionBase):
             shared_loader_obj=self._shared_loader_obj,
         )
         try:
-            return action.run(task_vars=task_vars)["data"]
+            answer = action.run(task_vars=task_vars)
         except AnsibleConnectionFailure as error:
             # Without the cause: it would be said twice.
             said = str(error).strip().splitlines()[-1]
-            address = task_vars.get("ansible_host", host)
+            address = self._templar.template(task_vars.get("ansible_host", host))
             raise AnsibleConnectionFailure(
-                f"host {host} ({address}) does not answer over SSH: {said}; start it, or leave it out with --limit."
+                f"host {host} ({address}) cannot be reached: {said}; {_remedy(said)}."
             ) from None
+        if answer.get("failed"):
+            said = answer["failures"]
+            raise Refusal(Failure(one["code"], f"host {host}: {one['what']}", one["why"], one["fix"]) for one in said)
+        return answer["data"]
 
     def _knob_failures(self, host: str, task_vars: dict, locate) -> list[Failure]:
         """Check the roles' own variables now: Ansible itself would do so only when a role's turn comes."""
         failures = []
         for role, options in role_options(CHECKOUT / "roles").items():
-            defaults = role_defaults(CHECKOUT / "roles", role) if options else {}
-            # A default that this play's roles bring is not what the operator wrote, and may need the plan.
-            for name in sorted(name for name in options if name in task_vars and task_vars[name] != defaults[name]):
-                value = self._templar.template(task_vars[name])
+            for short, value in sorted(self._set_by_operator(role, task_vars).items()):
+                name = f"{role}_{short}"
                 checked = ArgumentSpecValidator({name: options[name]}).validate({name: value})
                 for message in checked.error_messages:
                     place = f"{locate(name)}, " if locate(name) else ""
@@ -120,13 +135,37 @@ class ActionModule(ActionBase):
                     failures.append(Failure("spec.knob", what, message.rstrip("."), "correct it in the inventory"))
         return failures
 
+    def _set_by_operator(self, role: str, task_vars: dict) -> dict:
+        """Return a role's public variables that differ from its defaults, without the role's prefix.
+
+        A default that this play's roles bring is not what the operator wrote, and may need the plan.
+        """
+        options = role_options(CHECKOUT / "roles")[role]
+        defaults = role_defaults(CHECKOUT / "roles", role) if options else {}
+        names = [name for name in options if name in task_vars and task_vars[name] != defaults[name]]
+        return {name.removeprefix(f"{role}_"): self._templar.template(task_vars[name]) for name in names}
+
     def _knobs(self, role: str, task_vars: dict) -> dict:
         """Return a role's public variables for this host, without the role's prefix."""
         values = role_defaults(CHECKOUT / "roles", role)
-        return {
-            name.removeprefix(f"{role}_"): self._templar.template(task_vars.get(name, default))
-            for name, default in values.items()
+        values = {name: self._templar.template(task_vars.get(name, default)) for name, default in values.items()}
+        checked = ArgumentSpecValidator(role_options(CHECKOUT / "roles")[role]).validate(values)
+        return {name.removeprefix(f"{role}_"): checked.validated_parameters[name] for name in values}
+
+    def _firewall_failures(self, host: str, gateway: dict, task_vars: dict) -> list[Failure]:
+        """Check the packet filter's openings now, not when the stage base has already changed things."""
+        base = self._knobs("base", task_vars)
+        gate = {"port": gateway["port"], "source": base["firewall_gateway_sources"], "where": "gateway_port"}
+        asked = {
+            "open": [*base["firewall_open"], gate],
+            "ssh_source": base["firewall_ssh_sources"],
+            "revert_seconds": base["firewall_revert_seconds"],
         }
+        try:
+            firewall.wanted_from(asked)
+        except Refusal as refusal:
+            return [Failure(one.code, f"host {host}: {one.what}", one.why, one.fix) for one in refusal.failures]
+        return []
 
     def _generated_models(self, spec: dict) -> dict[str, dict]:
         """Make the simulated models on the controller and return what their files say."""
@@ -140,6 +179,10 @@ class ActionModule(ActionBase):
                 text=True,
                 check=False,
             )
+            if made.returncode != 0 and "is not known" not in made.stderr:
+                said = made.stderr.strip().splitlines()
+                what = f"the simulated model {model} could not be made on this machine"
+                raise Refusal(Failure("plan.model_made", what, said[-1] if said else "", "repair that"))
             if made.returncode == 0:
                 path = Path(made.stdout.strip().splitlines()[-1])
                 found[model] = {**read_model(path), "revision": path.name.rpartition("@")[2], "source": str(path)}

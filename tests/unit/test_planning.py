@@ -10,7 +10,7 @@ from gpuready.outcome import Refusal
 from gpuready.planning.memory import budget
 from gpuready.planning.model import ModelFacts, UnknownModel, read_facts
 from gpuready.planning.placement import place
-from gpuready.planning.plan import make_plan
+from gpuready.planning.plan import effective_stack, make_plan
 
 LLAMA_8B = {
     "num_hidden_layers": 32,
@@ -113,7 +113,9 @@ FACTS: dict[str, Any] = {"python": "3.12", "gpus": [{}] * 8}
 
 def plan(declared: dict[str, Any], config: dict[str, Any] = LLAMA_8B, facts: dict[str, Any] = FACTS) -> dict[str, Any]:
     models: dict[str, ModelFacts] = {one["model"]: read_facts(config, None) for one in declared["gpuready_deployments"]}
-    return make_plan("h1", declared, facts, models, {})
+    stack = effective_stack(declared, {})
+    assert stack is not None
+    return make_plan("h1", declared, stack, facts, models, {})
 
 
 def refusal(declared: dict[str, Any], config: dict[str, Any] = LLAMA_8B, facts: dict[str, Any] = FACTS) -> list[str]:

@@ -59,21 +59,22 @@ def good_spec() -> dict[str, Any]:
 
 def good_facts() -> dict[str, Any]:
     disk = {"mount": "/", "free_bytes": 500 * GIB, "total_bytes": 900 * GIB}
-    gpu = {"name": "NVIDIA H100 80GB HBM3", "nvlink_links": 18, "problem": None}
+    gpu = {"name": "NVIDIA H100 80GB HBM3", "nvlink_links": 18, "mig_mode": "disabled", "problem": None}
     return {
         "os": {"id": "debian", "version": "12"},
         "architecture": "x86_64",
         "python": "3.11",
         "gpus": [{"address": f"0000:{index:02x}:00.0", "device_id": "2330"} for index in range(8)],
-        "nvml": {"driver": "580.1", "problem": None, "gpus": [{**gpu, "index": index} for index in range(8)]},
+        "nvml": {"driver": "580.95.05", "problem": None, "gpus": [{**gpu, "index": index} for index in range(8)]},
         "nvswitch_count": 4,
         "nvme_count": 8,
         "cpu": {"physical_cores": 96},
         "ram_bytes": 2000 * GIB,
         "filesystems": dict.fromkeys(needs_of(None, None)["paths"], disk),
         "listening": [],
+        "candidates": {"cuda-toolkit-12-8": "12.8.1-1"},
         "simulated_marker": None,
-        "models": {"/data/llama": {"config": CONFIG, "weight_bytes": 16 * GIB, "failures": []}},
+        "models": {"/data/llama": dict(MODEL)},
         "engines": [],
         "packages": {"cuda-toolkit-12-8": None},
         "repositories": [],
@@ -160,8 +161,67 @@ def test_driver_that_does_not_answer() -> None:
     assert "the NVIDIA driver does not answer: Driver/library version mismatch" in sentence
 
 
-def test_no_driver_is_no_failure() -> None:
-    assert sentences(good_spec(), facts_with(nvml=None)) == []
+def test_no_driver_is_refused_before_gigabytes_are_installed() -> None:
+    (sentence,) = sentences(good_spec(), facts_with(nvml=None))
+    assert "there is no NVIDIA driver on the server; install driver 525.60.13 or newer" in sentence
+
+
+@pytest.mark.parametrize(
+    ("card", "device", "driver", "words"),
+    [
+        ("h100", "2330", "470.82.01", "the NVIDIA driver is 470.82.01: h100-80gb-sxm on this stack needs 525.60.13"),
+        ("b200", "2901", "560.35.03", "the NVIDIA driver is 560.35.03: b200-180gb-sxm on this stack needs 570.133.20"),
+    ],
+)
+def test_a_driver_that_is_too_old_is_refused(card: str, device: str, driver: str, words: str) -> None:
+    facts = copy.deepcopy(good_facts())
+    facts["gpus"] = other_cards(device)["gpus"]
+    facts["nvml"]["driver"] = driver
+    for gpu in facts["nvml"]["gpus"]:
+        gpu["name"] = "NVIDIA B200" if card == "b200" else gpu["name"]
+    (sentence,) = sentences({**good_spec(), "gpuready_gpu_model": card}, facts)
+    assert words in sentence
+
+
+def test_mig_is_named_with_the_gpu() -> None:
+    facts = copy.deepcopy(good_facts())
+    facts["nvml"]["gpus"][2]["mig_mode"] = "enabled"
+    (sentence,) = sentences(good_spec(), facts)
+    assert "MIG is enabled on GPU 2" in sentence
+
+
+def test_a_toolkit_that_no_source_offers_is_refused_first() -> None:
+    (sentence,) = sentences(good_spec(), facts_with(candidates={"cuda-toolkit-12-8": None}))
+    assert "no package source of the server offers cuda-toolkit-12-8; add NVIDIA's CUDA repository" in sentence
+
+
+@pytest.mark.parametrize("folder", ["/home/ubuntu/llama", "/root/llama", "/tmp/llama"])
+def test_a_model_that_engines_cannot_see_is_refused(folder: str) -> None:
+    models = copy.deepcopy(good_facts()["models"])
+    models["/data/llama"]["resolved"] = folder
+    (sentence,) = sentences(good_spec(), facts_with(models=models))
+    assert "move the model, e.g. below /srv or /data" in sentence
+
+
+def test_port_of_an_engine_is_taken() -> None:
+    facts = facts_with(listening=[{"port": 18100, "pid": 7, "program": "x", "unit": None}])
+    (sentence,) = sentences(good_spec(), facts)
+    assert "deployment chat = 18100 is taken by x (pid 7)" in sentence
+
+
+@pytest.mark.parametrize(("name", "value"), [("port", 70000), ("port", 18100), ("body_limit_kib", 0)])
+def test_knobs_of_the_gateway_have_a_range(name: str, value: int) -> None:
+    _, failures = decide("h1", good_spec(), {**GATEWAY, name: value}, good_facts(), {})
+    assert f"gateway_{name} = {value} is refused; allowed are" in failures[0].sentence()
+
+
+def test_cuda_source_of_the_operator_counts() -> None:
+    spec = {**good_spec(), "gpuready_stack": "cpu", "gpuready_simulated": True}
+    facts = facts_with(simulated_marker={"builder": "x"})
+    _, refused = decide("h1", spec, GATEWAY, facts, {})
+    assert "the archive of debian 12 holds 11.8" in refused[0].sentence()
+    _, failures = decide("h1", spec, GATEWAY, facts, {}, {"source": "configured"})
+    assert failures == []
 
 
 @pytest.mark.parametrize(
@@ -181,8 +241,8 @@ def test_what_is_paid_for_must_be_there(expect: dict[str, int], words: str) -> N
 
 def test_what_cannot_be_read_does_not_pass() -> None:
     spec = {**good_spec(), "gpuready_expect": {"nvlink_links_per_gpu": 18}}
-    (sentence,) = sentences(spec, facts_with(nvml=None))
-    assert "cannot be checked" in sentence
+    found = sentences(spec, facts_with(nvml=None))
+    assert any("gpuready_expect.nvlink_links_per_gpu = 18 cannot be checked" in one for one in found)
 
 
 def test_one_gpu_with_fewer_links_is_seen() -> None:
@@ -226,13 +286,15 @@ def test_a_small_disk_of_its_own_is_named() -> None:
 
 
 def test_port_of_the_gateway_is_taken() -> None:
-    facts = facts_with(listening=[{"port": 8080, "pid": 77, "program": "nginx", "address": "0.0.0.0"}])
+    facts = facts_with(listening=[{"port": 8080, "pid": 77, "program": "nginx", "unit": "nginx.service"}])
     (sentence,) = sentences(good_spec(), facts)
-    assert "gateway_port = 8080 is taken by nginx (pid 77); stop it or set another gateway_port" in sentence
+    assert (
+        "gateway_port = 8080 is taken by nginx (pid 77); stop it, or choose another port for gateway_port" in sentence
+    )
 
 
 def test_our_own_gateway_may_hold_the_port() -> None:
-    facts = facts_with(listening=[{"port": 8080, "pid": 77, "program": "haproxy", "address": "0.0.0.0"}])
+    facts = facts_with(listening=[{"port": 8080, "pid": 77, "program": "haproxy", "unit": "gpuready-gateway.service"}])
     assert sentences(good_spec(), facts) == []
 
 
@@ -245,7 +307,8 @@ def test_unreachable_repository() -> None:
 def test_model_failures_carry_the_host() -> None:
     failure = {"code": "model.missing", "what": "model folder /data/llama does not exist", "why": "", "fix": "copy it"}
     facts = facts_with(models={"/data/llama": {"failures": [failure]}})
-    assert sentences(good_spec(), facts) == ["host h1: model folder /data/llama does not exist; copy it."]
+    where = "host h1, deployment chat, model_path = /data/llama"
+    assert sentences(good_spec(), facts) == [f"{where}: model folder /data/llama does not exist; copy it."]
 
 
 def test_simulated_model_on_a_real_server_is_refused() -> None:
@@ -267,7 +330,7 @@ def test_everything_at_once() -> None:
         gpus=other_cards("20b2")["gpus"],
         os={"id": "debian", "version": "11"},
         filesystems=dict.fromkeys(good_facts()["filesystems"], {"mount": "/", "free_bytes": GIB}),
-        listening=[{"port": 8080, "pid": 77, "program": "nginx", "address": "0.0.0.0"}],
+        listening=[{"port": 8080, "pid": 77, "program": "nginx", "unit": "nginx.service"}],
     )
     _, failures = decide("h1", {**good_spec(), "gpuready_stack": "cpu"}, GATEWAY, facts, {})
     assert [failure.code for failure in failures] == [

@@ -27,8 +27,7 @@ def plan(**change: Any) -> dict[str, Any]:
             "max_num_batched_tokens": 8192,
             "gpu_memory_utilization": 0.9,
         },
-        "extra": {"dtype": "bfloat16"},
-        "flags": {},
+        "flags": {"dtype": "bfloat16"},
         "replicas": [{"index": 0, "gpus": [0, 1, 2, 3], "port": 18100}],
         **change,
     }
@@ -62,8 +61,9 @@ def test_serve_yaml_is_what_was_planned() -> None:
     assert "kv-cache-memory-bytes" not in values
 
 
-def test_the_operators_flag_wins() -> None:
-    assert serve_yaml(flags={"dtype": "float16", "enable-prefix-caching": True})["dtype"] == "float16"
+def test_flags_are_rendered_as_values() -> None:
+    values = serve_yaml(flags={"dtype": "float16", "no-enable-prefix-caching": True, "x": {"a": [1]}})
+    assert (values["dtype"], values["no-enable-prefix-caching"], values["x"]) == ("float16", True, {"a": [1]})
 
 
 def test_the_operators_template_wins(tmp_path: Path) -> None:

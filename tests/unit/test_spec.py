@@ -125,9 +125,18 @@ def test_the_place_of_a_variable_is_its_file_and_line(tmp_path: Path) -> None:
     (tmp_path / "group_vars").mkdir()
     (tmp_path / "group_vars" / "all.yml").write_text("---\ngpuready_stack: cu128\n")
     (tmp_path / "group_vars" / "h100-sg.yml").write_text("---\n# x\n\ngpuready_stack: cpu\n")
-    locate = locator([tmp_path], ["h100-sg"], "h1", tmp_path)
+    locate = locator([tmp_path], ["h100-sg"], "h1", tmp_path, {"gpuready_stack": "cpu"})
     assert locate("gpuready_stack") == "group_vars/h100-sg.yml:4"
     assert locate("gpuready_nothing") == ""
+
+
+def test_of_two_groups_the_one_with_the_real_value_is_named(tmp_path: Path) -> None:
+    (tmp_path / "group_vars").mkdir()
+    (tmp_path / "group_vars" / "aaa.yml").write_text("gpuready_stack: cu128\n")
+    (tmp_path / "group_vars" / "zzz.yml").write_text("gpuready_stack: cpu\n")
+    for value, name in (("cu128", "aaa"), ("cpu", "zzz"), ("templated", "zzz")):
+        locate = locator([tmp_path], ["aaa", "zzz"], "h1", tmp_path, {"gpuready_stack": value})
+        assert locate("gpuready_stack") == f"group_vars/{name}.yml:1"
 
 
 def test_every_role_says_its_public_variables_and_defaults_agree() -> None:

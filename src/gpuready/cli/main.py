@@ -117,12 +117,11 @@ def run(argv: list[str]) -> tuple[Result, bool]:
     except Refusal as refusal:
         return Result(failures=refusal.failures, exit=refusal.exit), as_json
     except PermissionError as error:
-        failure = Failure(
-            "machine.permission", f"{error.filename} may not be touched", str(error.strerror), "run as root"
-        )
+        what = f"{error.filename or 'something'} may not be touched"
+        failure = Failure("machine.permission", what, str(error.strerror), "run as root")
         return Result(failures=[failure], exit=Exit.MACHINE_CANNOT), as_json
     except OSError as error:
-        what = f"{error.filename}" if error.filename else f"gpuready {known.noun} {verb}"
+        what = f"{error.filename}" if error.filename else f"gpuready {known.noun} {options['verb']}"
         failure = Failure(
             "machine.io",
             f"{what}: {error.strerror or error}",

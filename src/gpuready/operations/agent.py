@@ -12,7 +12,7 @@ from gpuready.serving.files import link
 FOLDER = Path("/opt/gpuready")
 COMMAND = Path("/usr/local/bin/gpuready")
 KEPT = 2
-"""Server parts kept: the current one and the one before, which a running unit may still have open."""
+"""Server parts kept: the current one and the one before, which a unit's step may still be running from."""
 
 
 def install(check: bool, source: Path | None = None, folder: Path = FOLDER, command: Path = COMMAND) -> Result:
@@ -34,7 +34,10 @@ def install(check: bool, source: Path | None = None, folder: Path = FOLDER, comm
         folder.mkdir(parents=True, exist_ok=True)
         if not whole:
             temporary = folder / f".{source.name}.{os.getpid()}.new"
-            temporary.write_bytes(source.read_bytes())
+            with temporary.open("wb") as file:
+                file.write(source.read_bytes())
+                file.flush()
+                os.fsync(file.fileno())
             temporary.chmod(0o755)
             temporary.replace(target)
         link(current, source.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -16,6 +17,8 @@ from gpuready.serving import engines, models
 from gpuready.serving.files import read_json
 from gpuready.serving.layout import Layout
 
+PYTHON = "/usr/bin/python3"
+"""The server's own Python: engines are built on it, whichever one runs this."""
 APT_HELPER = "/usr/lib/apt/apt-helper"
 REPOSITORY_SECONDS = 20
 
@@ -34,8 +37,10 @@ def show(request: Mapping[str, Any]) -> dict[str, Any]:
         "os": {"id": read.system.distribution, "version": read.system.distribution_version},
         "kernel": read.system.kernel,
         "architecture": read.system.architecture,
-        "python": ".".join(str(read.system.python).split(".")[:2]),
+        "python": ".".join(engines.python_version(PYTHON).split(".")[:2]),
         "container": read.system.container,
+        "numa_nodes": [asdict(node) for node in read.numa_nodes or ()],
+        "shared_memory": asdict(read.shared_memory) if read.shared_memory else None,
         "cpu": asdict(read.cpu),
         "ram_bytes": read.memory.total_bytes,
         "gpus": [{"address": gpu.address, "device_id": f"{gpu.device:04x}"} for gpu in pci.gpus(devices)],
@@ -47,14 +52,21 @@ def show(request: Mapping[str, Any]) -> dict[str, Any]:
             for one in read.filesystems
         },
         "listening": [
-            {"address": one.address, "port": one.port, "pid": one.pid, "program": one.program}
+            {
+                "address": one.address,
+                "port": one.port,
+                "pid": one.pid,
+                "program": one.program,
+                "unit": host.unit(one.pid) if one.pid else None,
+            }
             for one in read.listening_ports or ()
         ],
         "simulated_marker": read.simulated_machine,
         "models": {path: read_model_facts(path) for path in request.get("models", [])},
         "engines": engine_folders(),
         "packages": packages,
-        "repositories": repositories() if any(version is None for version in packages.values()) else [],
+        "candidates": candidates([name for name, version in packages.items() if version is None]),
+        "repositories": repositories() if None in packages.values() and shutil.which("apt-get") else [],
         "stored_plan": stored,
         "placement": placement(stored),
     }
@@ -74,6 +86,7 @@ def _nvml() -> dict[str, Any] | None:
                 "name": gpu.name,
                 "memory_bytes": gpu.memory_total_bytes,
                 "nvlink_links": gpu.nvlinks_active,
+                "mig_mode": gpu.mig_mode,
                 "problem": gpu.problem,
             }
             for gpu in report.gpus
@@ -82,22 +95,22 @@ def _nvml() -> dict[str, Any] | None:
 
 
 def read_model_facts(path: str) -> dict[str, Any]:
-    """Return config and weight sizes of a model's folder, or what is wrong with it."""
-    try:
-        return {**models.read_model(Path(path)), "failures": []}
-    except Refusal as refusal:
-        return {"failures": [asdict(failure) for failure in refusal.failures]}
+    """Return config and weight sizes of a model's folder, where it really lies, or what is wrong with it."""
+    failures = models.check(Path(path))
+    if failures:
+        return {"failures": [asdict(failure) for failure in failures]}
+    return {**models.read_model(Path(path)), "resolved": str(Path(path).resolve()), "failures": []}
 
 
 def engine_folders() -> list[str]:
     """Return the folders of all whole engine environments."""
-    return [one["folder"] for one in engines.listing(Path("/opt/gpuready/engines"), "/usr/bin/python3") if one["whole"]]
+    return [one["folder"] for one in engines.listing(Path("/opt/gpuready/engines"), PYTHON) if one["whole"]]
 
 
 def installed_packages(names: list[str]) -> dict[str, str | None]:
     """Return the installed version of each package; None where it is not installed."""
     found: dict[str, str | None] = dict.fromkeys(names)
-    if names:
+    if names and shutil.which("dpkg-query"):
         answer = subprocess.run(
             ["dpkg-query", "--show", "--showformat", "${db:Status-Status} ${Package} ${Version}\n", *names],
             capture_output=True,
@@ -108,6 +121,22 @@ def installed_packages(names: list[str]) -> dict[str, str | None]:
             status, name, version = line.split(" ", 2)
             if status == "installed":
                 found[name] = version
+    return found
+
+
+def candidates(names: list[str]) -> dict[str, str | None]:
+    """Return the version that the server's package sources offer of each package; None where none does."""
+    found: dict[str, str | None] = dict.fromkeys(names)
+    if names and shutil.which("apt-cache"):
+        answer = subprocess.run(
+            ["apt-cache", "policy", *names], capture_output=True, text=True, check=False, env={"LC_ALL": "C"}
+        )
+        name = ""
+        for line in answer.stdout.splitlines():
+            if not line.startswith(" "):
+                name = line.rstrip(":")
+            elif line.strip().startswith("Candidate:") and "(none)" not in line:
+                found[name] = line.split(":", 1)[1].strip()
     return found
 
 

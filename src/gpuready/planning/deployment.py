@@ -7,20 +7,11 @@ from dataclasses import asdict
 from typing import Any
 
 from gpuready.outcome import Failure
+from gpuready.planning.flags import as_yaml, split
 from gpuready.planning.memory import UTILIZATION, Budget, budget, kv_bytes_per_token_per_gpu
 from gpuready.planning.model import ModelFacts
 
 BATCHED_TOKENS = 8192
-# Flags that gpuready itself must own: the gateway and the drain rely on them.
-OWN_FLAGS = {
-    "model",
-    "served-model-name",
-    "host",
-    "port",
-    "tensor-parallel-size",
-    "shutdown-timeout",
-    "config",
-}
 
 
 def _context(where: str, declared: Mapping[str, Any], model: ModelFacts) -> tuple[int, list[Failure]]:
@@ -37,8 +28,9 @@ def _context(where: str, declared: Mapping[str, Any], model: ModelFacts) -> tupl
 
 
 def _too_small(where: str, card: Mapping[str, Any], found: Budget, gpus: int, context: int) -> list[Failure]:
+    share = f"{found.requested_gib / found.total_gib:.0%}"
     arithmetic = (
-        f"{card['title']}: {found.requested_gib} GiB usable ({UTILIZATION:.0%} of {found.total_gib}) - weights "
+        f"{card['title']}: {found.requested_gib} GiB usable ({share} of {found.total_gib}) - weights "
         f"{found.weights_gib} - activations {found.activation_gib} - non-torch {found.non_torch_gib} = {found.kv_gib} "
         f"GiB per GPU for the KV cache"
     )
@@ -60,18 +52,13 @@ def _heads_failure(where: str, model: ModelFacts, gpus: int) -> list[Failure]:
     return [Failure("plan.heads", what, "", f"allowed are {', '.join(map(str, allowed))}")]
 
 
-def _flag_failures(where: str, declared: Mapping[str, Any], found: Budget) -> list[Failure]:
-    failures = []
-    flags = declared["flags"]
-    for flag in sorted(set(flags) & OWN_FLAGS):
-        what = f"{where}, flags.{flag} is set by gpuready itself"
-        failures.append(Failure("plan.flag", what, "", "remove it"))
-    length = flags.get("max-model-len")
-    if isinstance(length, int) and length > found.kv_tokens:
+def _flag_memory(where: str, chosen: Mapping[str, Any], found: Budget) -> list[Failure]:
+    length = chosen.get("max_model_len", 0)
+    if 0 < found.kv_tokens < length:
         what = f"{where}, flags.max-model-len = {length} does not fit"
         why = f"the KV cache holds {found.kv_tokens} tokens ({found.kv_gib} GiB per GPU)"
-        failures.append(Failure("plan.flag_memory", what, why, f"set at most {found.kv_tokens}"))
-    return failures
+        return [Failure("plan.flag_memory", what, why, f"set at most {found.kv_tokens}")]
+    return []
 
 
 def _explain(
@@ -95,6 +82,14 @@ def _explain(
     ]
 
 
+def start_seconds(model: ModelFacts) -> int:
+    """Return how long the first token may take: ten minutes to compile and warm up, and the weights at 100 MB/s.
+
+    100 MB/s is a slow disk or network share; a faster one is ready sooner, and the limit is only for what hangs.
+    """
+    return 600 + model.weight_bytes // 100_000_000
+
+
 def plan_deployment(
     host: str,
     declared: Mapping[str, Any],
@@ -106,44 +101,59 @@ def plan_deployment(
     """Return the plan of one deployment and what is refused about it."""
     where = f"host {host}, deployment {declared['name']}"
     gpus = len(placement["gpus"])
-    context, failures = _context(where, declared, model)
-    failures += _heads_failure(where, model, gpus)
     workload = declared["workload"]
+    chosen, flags, failures = split(where, declared["flags"])
+    context, refused = _context(where, declared, model)
+    context = chosen.get("max_model_len", context)
+    failures += refused + _heads_failure(where, model, gpus)
+    found = budget(
+        model,
+        card["usable_gib"],
+        gpus,
+        chosen.get("max_num_seqs", workload["concurrency"]),
+        chosen.get("max_num_batched_tokens", BATCHED_TOKENS),
+        chosen.get("gpu_memory_utilization", UTILIZATION),
+    )
+    failures += _flag_memory(where, chosen, found) or _too_small(where, card, found, gpus, context)
     median = workload["prompt_tokens"]["p50"] + workload["output_tokens"]["p50"]
-    found = budget(model, card["usable_gib"], gpus, workload["concurrency"], BATCHED_TOKENS)
-    failures += _too_small(where, card, found, gpus, context)
-    failures += _flag_failures(where, declared, found)
     settings: dict[str, Any] = {
         "tensor_parallel_size": gpus,
         "max_model_len": context,
         "max_num_seqs": max(1, min(workload["concurrency"], found.kv_tokens // median)),
         "max_num_batched_tokens": BATCHED_TOKENS,
         "gpu_memory_utilization": UTILIZATION,
+        **chosen,
     }
     explain = _explain(declared, model, card, gpus, found, settings)
     if stack["engine_memory"]:
-        explain.append(_shrink_to_stand_in(settings, stack["engine_memory"], model))
+        explain.append(_shrink_to_stand_in(settings, stack["engine_memory"], model, chosen))
+    engine = stack["engines"][declared["engine"]]
+    extra = {name: value for name, value in engine.get("settings", {}).items() if name not in flags}
     return {
         "name": declared["name"],
         "model": declared["model"],
         "engine": declared["engine"],
         "settings": settings,
-        "flags": dict(declared["flags"]),
-        "extra": dict(stack["engines"][declared["engine"]].get("settings", {})),
-        "environment": dict(stack["engines"][declared["engine"]].get("environment", {})),
+        "flags": as_yaml({**extra, **flags}),
+        "environment": dict(engine.get("environment", {})),
+        "cuda_home": stack["host"]["cuda"]["home"],
+        "start_seconds": start_seconds(model),
         "memory": asdict(found),
         "explain": explain,
         "replicas": [{"index": 0, "gpus": list(placement["gpus"]), "port": placement["port"]}],
     }, failures
 
 
-def _shrink_to_stand_in(settings: dict[str, Any], memory: Mapping[str, Any], model: ModelFacts) -> str:
+def _shrink_to_stand_in(
+    settings: dict[str, Any], memory: Mapping[str, Any], model: ModelFacts, chosen: Mapping[str, Any]
+) -> str:
     """Give the CPU engine its own small memory: the plan stays the card's, the engine is a stand-in."""
     tokens = memory["kv_cache_mib"] * 1024**2 // model.kv_bytes_per_token
     settings["tensor_parallel_size"] = 1
-    settings["kv_cache_memory_bytes"] = memory["kv_cache_mib"] * 1024**2
-    settings["max_num_seqs"] = min(settings["max_num_seqs"], memory["max_num_seqs"])
-    settings["max_num_batched_tokens"] = memory["max_num_batched_tokens"]
+    settings.setdefault("kv_cache_memory_bytes", memory["kv_cache_mib"] * 1024**2)
+    for name in ("max_num_seqs", "max_num_batched_tokens"):
+        if name not in chosen:
+            settings[name] = min(settings[name], memory[name])
     del settings["gpu_memory_utilization"]
     return (
         f"simulation: the engine runs on the CPU with {memory['kv_cache_mib']} MiB of KV cache of its own "

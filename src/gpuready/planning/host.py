@@ -9,10 +9,12 @@ from gpuready import catalog
 from gpuready.outcome import Failure, Refusal
 from gpuready.planning import preflight
 from gpuready.planning.model import ModelFacts, UnknownModel, read_facts
-from gpuready.planning.plan import SIMULATED_MODELS, card_key, make_plan
+from gpuready.planning.placement import FIRST_PORT
+from gpuready.planning.plan import SIMULATED_MODELS, card_key, effective_stack, make_plan
 
 PATHS = ("/", "/opt/gpuready", "/srv/models", "/usr", "/var/cache", "/var/lib/gpuready")
-GATEWAY_PROGRAMS = ("haproxy",)
+GATEWAY_UNIT = "gpuready-gateway.service"
+ENGINE_UNITS = "gpuready-engine@"
 GATEWAY_FOLDER = "/etc/gpuready/gateway"
 
 
@@ -34,6 +36,10 @@ def _models(
     failures = []
     for one in spec["gpuready_deployments"]:
         name, where = one["model"], f"host {host}, deployment {one['name']}"
+        if name.startswith(SIMULATED_MODELS) and one["model_path"]:
+            what = f"{where}: model_path is set, and gpuready makes {name} itself"
+            failures.append(Failure("plan.simulated_path", what, "", "remove model_path"))
+            continue
         if name.startswith(SIMULATED_MODELS):
             read = generated.get(name)
             if read is None:
@@ -70,22 +76,38 @@ def _disk_needs(plan: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, 
         needs["/var/cache"] += cuda["download_gib"]
     for engine in plan["engines"]:
         if engine["folder"] not in facts["engines"]:
-            needs["/opt/gpuready"] += engine["install_gib"]
-            needs["/var/cache"] += engine["download_gib"]
+            needs["/opt/gpuready"] += engine["install_gib"] + engine["download_gib"]
     return needs
 
 
-def _stack_system_failures(
-    host: str, stack_name: str, stack: Mapping[str, Any], facts: Mapping[str, Any]
-) -> list[Failure]:
+def _gateway_failures(host: str, gateway: Mapping[str, Any]) -> list[Failure]:
+    """Check the ranges of the gateway's knobs; their types were checked before."""
+    ranges = {
+        "port": (1, FIRST_PORT - 1),
+        "request_timeout_seconds": (1, 86400),
+        "hold_seconds": (0, 3600),
+        "body_limit_kib": (16, 65536),
+        "max_connections": (1, 100000),
+    }
+    failures = []
+    for name, (low, high) in ranges.items():
+        if not low <= gateway[name] <= high:
+            what = f"host {host}, gateway_{name} = {gateway[name]} is refused"
+            failures.append(Failure("preflight.gateway", what, "", f"allowed are {low} to {high}"))
+    return failures
+
+
+def _archive_failures(host: str, name: str, stack: Mapping[str, Any], facts: Mapping[str, Any]) -> list[Failure]:
+    """Check that the distribution's own archive holds the CUDA version, where that is the source."""
     cuda, system = stack["host"]["cuda"], facts["os"]
-    if cuda["source"] == "debian" and (system["id"], system["version"]) != ("debian", "13"):
-        what = (
-            f"host {host}, gpuready_stack = {stack_name!r} takes CUDA {cuda['version']} from the distribution's archive"
-        )
-        why = f"{system['id']} {system['version']} does not hold that version"
-        return [Failure("preflight.cuda_source", what, why, "use Debian 13, or a stack with NVIDIA's own packages")]
-    return []
+    if cuda["source"] != "debian":
+        return []
+    held = catalog.load("stacks")["cuda_archives"].get(system["id"], {}).get(system["version"])
+    if held == cuda["version"]:
+        return []
+    what = f"host {host}, gpuready_stack = {name!r} takes CUDA {cuda['version']} from Debian's own archive"
+    why = f"the archive of {system['id']} {system['version']} holds {held or 'no known version'}"
+    return [Failure("preflight.cuda_source", what, why, "use Debian 13, or a stack with NVIDIA's own packages")]
 
 
 def decide(
@@ -94,12 +116,14 @@ def decide(
     gateway: Mapping[str, Any],
     facts: Mapping[str, Any],
     generated: Mapping[str, Mapping[str, Any]],
+    cuda: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Any] | None, list[Failure]]:
     """Return the plan of one host and everything that is refused about it; the plan is None when it cannot be made.
 
-    `gateway` are the gateway's knobs, `generated` what is known of models that gpuready makes itself.
+    `gateway` are the gateway's knobs, `generated` what is known of models that gpuready makes itself, `cuda` what the
+    operator set of the stack's CUDA part.
     """
-    stacks, cards = catalog.load("stacks")["stacks"], catalog.load("gpus")["cards"]
+    cards = catalog.load("gpus")["cards"]
     failures = preflight.system_failures(host, facts)
     failures += preflight.simulation_failures(host, spec["gpuready_simulated"], facts)
     known_card = any(spec["gpuready_gpu_model"] in (key, *card["aliases"]) for key, card in cards.items())
@@ -107,18 +131,21 @@ def decide(
         key = card_key(spec["gpuready_gpu_model"])
         failures += preflight.gpu_failures(host, key, spec["gpuready_gpu_count"], facts)
     failures += preflight.expectation_failures(host, spec["gpuready_expect"], facts)
-    failures += preflight.port_failures(host, {"gateway_port": gateway["port"]}, GATEWAY_PROGRAMS, facts)
-    failures += preflight.model_failures(host, facts)
+    failures += _gateway_failures(host, gateway)
+    failures += preflight.port_failures(host, {"gateway_port": (gateway["port"], GATEWAY_UNIT)}, facts)
+    failures += preflight.model_failures(host, spec["gpuready_deployments"], facts)
     failures += preflight.repository_failures(host, facts)
     models, refused = _models(host, spec, facts, generated)
     failures += refused
-    stack = stacks.get(spec["gpuready_stack"])
+    stack = effective_stack(spec, cuda or {})
     plan = None
     if stack is not None and known_card:
-        failures += _stack_system_failures(host, spec["gpuready_stack"], stack, facts)
+        failures += _archive_failures(host, spec["gpuready_stack"], stack, facts)
+        failures += preflight.driver_failures(host, key, spec["gpuready_stack"], stack, facts)
+        failures += preflight.candidate_failures(host, stack["host"]["cuda"], facts)
         try:
             revisions = {name: str(one["revision"]) for name, one in generated.items()}
-            plan = make_plan(host, spec, facts, models, revisions)
+            plan = make_plan(host, spec, stack, facts, models, revisions)
             plan["gateway"] = {
                 **gateway,
                 "folder": GATEWAY_FOLDER,
@@ -126,6 +153,9 @@ def decide(
                 # Headers share the buffer with the body.
                 "buffer_bytes": gateway["body_limit_kib"] * 1024 + 16384,
             }
+            engines = {f"deployment {one['name']}": one["replicas"][0]["port"] for one in plan["deployments"]}
+            ports = {what: (port, ENGINE_UNITS) for what, port in engines.items()}
+            failures += preflight.port_failures(host, ports, facts)
         except Refusal as refusal:
             failures += refusal.failures
     needs = _disk_needs(plan, facts) if plan else dict.fromkeys(PATHS, 0.0)

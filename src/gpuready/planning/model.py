@@ -41,8 +41,11 @@ class ModelFacts:
 
 def _number(config: Mapping[str, Any], *keys: str) -> int:
     for key in keys:
-        if isinstance(config.get(key), int):
-            return int(config[key])
+        value = config.get(key)
+        if isinstance(value, int) and value > 0:
+            return value
+        if value is not None:
+            raise UnknownModel(f"config.json has {key} = {value!r}, which is not a size")
     raise UnknownModel(f"config.json has no {' or '.join(keys)}")
 
 

@@ -60,7 +60,7 @@ def place(
     for name, ask in asks.items():
         if isinstance(ask, list):
             clash = set(ask) - free
-            if clash and not failures:
+            if clash:
                 what = f"host {host}, deployment {name}, gpus = {ask}: GPU {min(clash)} is taken by another deployment"
                 failures.append(Failure("plan.gpu_taken", what, "", f"free are {sorted(free)}"))
             free -= set(ask)

@@ -39,11 +39,13 @@ def engine_folder(engine: str, version: str, lock_text: str) -> str:
     return f"{ENGINES_FOLDER}/{engine_folder_name(engine, version, hashlib.sha256(lock_text.encode()).hexdigest())}"
 
 
-def inputs_digest(spec: Mapping[str, Any], facts: Mapping[str, Any], models: Mapping[str, ModelFacts]) -> str:
+def inputs_digest(
+    spec: Mapping[str, Any], stack: Mapping[str, Any], facts: Mapping[str, Any], models: Mapping[str, ModelFacts]
+) -> str:
     """Return a digest of everything that the plan follows from."""
     seen = {
         "spec": {key: value for key, value in spec.items() if key != "gpuready_replan"},
-        "stack": catalog.load("stacks")["stacks"][spec["gpuready_stack"]],
+        "stack": stack,
         "python": facts["python"],
         "gpus": len(facts["gpus"]),
         "models": {name: repr(model) for name, model in sorted(models.items())},
@@ -68,7 +70,7 @@ def _stack_failures(host: str, spec: Mapping[str, Any], stack: Mapping[str, Any]
             failures.append(Failure("plan.engine_not_in_stack", what, "", fix))
         elif engine["gpus_sm_min"] and sm < float(engine["gpus_sm_min"]):
             what = f"{where}, engine = {deployment['engine']!r} does not run on {spec['gpuready_gpu_model']}"
-            why = f"compute capability is {sm}, {engine['version']} needs {engine['compute_min']}"
+            why = f"compute capability is {sm}, {engine['version']} needs {engine['gpus_sm_min']}"
             failures.append(Failure("plan.engine_card", what, why, "choose another stack or engine"))
     return failures
 
@@ -92,8 +94,6 @@ def _engines(host: str, spec: Mapping[str, Any], stack: Mapping[str, Any], pytho
                 "folder": engine_folder(name, entry["version"], catalog.lock_text(lock)),
                 "apt": entry["apt"],
                 "launch": entry["launch"],
-                "distribution": entry["distribution"],
-                "smoke": entry["smoke"],
                 "download_gib": entry["download_gib"],
                 "install_gib": entry["install_gib"],
             }
@@ -109,7 +109,7 @@ def _host(spec: Mapping[str, Any], stack: Mapping[str, Any]) -> dict[str, Any]:
         "simulated": spec["gpuready_simulated"],
         "gpu_model": key,
         "gpu_count": spec["gpuready_gpu_count"],
-        "cuda": {**stack["host"]["cuda"], "sm": f"sm_{card['compute'].replace('.', '')}"},
+        "cuda": {"sm": f"sm_{card['compute'].replace('.', '')}", **stack["host"]["cuda"]},
     }
 
 
@@ -119,22 +119,30 @@ def model_folder(deployment: Mapping[str, Any], revision: str) -> str:
     return str(own) if own else f"{MODELS_FOLDER}/{deployment['model'].replace('/', '--')}@{revision}"
 
 
+def effective_stack(spec: Mapping[str, Any], cuda: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the declared stack with what the operator set of its CUDA part; None when there is no such stack."""
+    stack = catalog.load("stacks")["stacks"].get(spec["gpuready_stack"])
+    if stack is None:
+        return None
+    return {**stack, "host": {**stack["host"], "cuda": {**stack["host"]["cuda"], **cuda}}}
+
+
 def make_plan(
     host: str,
     spec: Mapping[str, Any],
+    stack: Mapping[str, Any],
     facts: Mapping[str, Any],
     models: Mapping[str, ModelFacts],
     revisions: Mapping[str, str],
 ) -> dict[str, Any]:
     """Plan one host.
 
-    `spec` is a checked declaration as plain data, `facts` what `gpuready facts show` said, `models` sizes by
-    model id, `revisions` the revision of each model that gpuready itself places.
+    `spec` is a checked declaration as plain data, `stack` its stack, `facts` what `gpuready facts show` said,
+    `models` sizes by model id, `revisions` the revision of each model that gpuready itself places.
 
     Raises:
         Refusal: with every reason at once; nothing was changed.
     """
-    stack = catalog.load("stacks")["stacks"][spec["gpuready_stack"]]
     failures = _stack_failures(host, spec, stack)
     placement, refused = place(host, spec, facts.get("placement", {}))
     failures += refused
@@ -160,7 +168,7 @@ def make_plan(
     return {
         "schema": 1,
         "planner": __version__,
-        "inputs": inputs_digest(spec, facts, models),
+        "inputs": inputs_digest(spec, stack, facts, models),
         "host": _host(spec, stack),
         "engines": engines,
         "models": [

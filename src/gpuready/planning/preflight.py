@@ -12,18 +12,51 @@ from gpuready.planning.memory import GIB
 NVIDIA = "10de"
 SYSTEMS = {"debian": ["12", "13"], "ubuntu": ["22.04", "24.04"]}
 OLDEST_PYTHON = (3, 10)
+HIDDEN_FROM_ENGINES = ("/home/", "/root/", "/run/user/", "/tmp/", "/var/tmp/")  # noqa: S108 - named, not used
+"""Folders that the engines' unit does not show them (ProtectHome, PrivateTmp)."""
 SPARE_GIB = 2.0
 """Room that every filesystem we write to keeps, for logs, releases and package lists."""
 
 
+def cards() -> dict[str, dict[str, Any]]:
+    """Return the catalog of cards."""
+    found: dict[str, dict[str, Any]] = catalog.load("gpus")["cards"]
+    return found
+
+
 def _card_of_pci(device_id: str) -> str | None:
-    cards = catalog.load("gpus")["cards"]
-    return next((key for key, card in cards.items() if device_id in card["pci"]), None)
+    return next((key for key, card in cards().items() if device_id in card["pci"]), None)
+
+
+def driver_failures(
+    host: str, key: str, stack_name: str, stack: Mapping[str, Any], facts: Mapping[str, Any]
+) -> list[Failure]:
+    """Check that a driver answers, and is new enough for the stack and the card."""
+    floors = [floor for floor in (stack["host"]["driver_min"], cards()[key].get("driver_min")) if floor]
+    if not floors:
+        return []
+    needed = max(floors, key=_version)
+    nvml = facts["nvml"]
+    if nvml is None:
+        what = f"host {host}, gpuready_stack = {stack_name!r}: there is no NVIDIA driver on the server"
+        return [
+            Failure(
+                "preflight.no_driver", what, "", f"install driver {needed} or newer from your distribution or NVIDIA"
+            )
+        ]
+    if nvml["driver"] and _version(nvml["driver"]) < _version(needed):
+        what = f"host {host}, gpuready_stack = {stack_name!r}: the NVIDIA driver is {nvml['driver']}"
+        return [Failure("preflight.driver_old", what, f"{key} on this stack needs {needed}", "upgrade the driver")]
+    return []
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".") if part.isdigit())
 
 
 def gpu_failures(host: str, key: str, count: int, facts: Mapping[str, Any]) -> list[Failure]:
     """Compare the declared card and number with PCI, and with NVML where a driver is."""
-    card = catalog.load("gpus")["cards"][key]
+    card = cards()[key]
     found = facts["gpus"]
     if not found:
         what = f"host {host}, gpuready_gpu_model = {key}: the server shows no NVIDIA GPU on its PCI bus"
@@ -34,11 +67,7 @@ def gpu_failures(host: str, key: str, count: int, facts: Mapping[str, Any]) -> l
         shown = ", ".join(f"{_card_of_pci(one) or 'an unknown card'} ({NVIDIA}:{one})" for one in others)
         what = f"host {host}, gpuready_gpu_model = {key} is contradicted by the hardware: its PCI bus shows {shown}"
         known = next((name for one in others if (name := _card_of_pci(one))), None)
-        fix = (
-            f"set gpuready_gpu_model: {known}"
-            if known
-            else f"known cards are {', '.join(catalog.load('gpus')['cards'])}"
-        )
+        fix = f"set gpuready_gpu_model: {known}" if known else f"known cards are {', '.join(cards())}"
         failures.append(Failure("preflight.gpu_model", what, "", fix))
     if len(found) != count:
         what = f"host {host}, gpuready_gpu_count = {count}, but the PCI bus shows {len(found)} NVIDIA GPUs"
@@ -65,6 +94,12 @@ def _nvml_failures(host: str, key: str, card: Mapping[str, Any], facts: Mapping[
         what = f"host {host}: the driver shows {len(nvml['gpus'])} GPUs, the PCI bus {len(facts['gpus'])}"
         failures.append(
             Failure("preflight.gpu_lost", what, "", "see dmesg for XID errors, and reset or replace the GPU")
+        )
+    divided = [str(gpu["index"]) for gpu in nvml["gpus"] if gpu["mig_mode"] == "enabled"]
+    if divided:
+        what = f"host {host}: MIG is enabled on GPU {', '.join(divided)}, and deployments take whole GPUs"
+        failures.append(
+            Failure("preflight.mig", what, "", "disable MIG there (nvidia-smi -mig 0), once nobody uses it")
         )
     for gpu in nvml["gpus"]:
         if gpu["problem"]:
@@ -159,15 +194,16 @@ def disk_failures(host: str, needs_gib: Mapping[str, float], facts: Mapping[str,
     return failures
 
 
-def port_failures(host: str, ports: Mapping[str, int], ours: Iterable[str], facts: Mapping[str, Any]) -> list[Failure]:
-    """Check that nobody else listens where we want to; `ours` are programs that may."""
+def port_failures(host: str, ports: Mapping[str, tuple[int, str]], facts: Mapping[str, Any]) -> list[Failure]:
+    """Check that nobody else listens where we want to: `{what: (port, our unit that may)}`."""
     failures = []
-    for key, port in ports.items():
-        holder = next((one for one in facts["listening"] if one["port"] == port and one["program"] not in ours), None)
+    for key, (port, ours) in ports.items():
+        holders = [one for one in facts["listening"] if one["port"] == port]
+        holder = next((one for one in holders if not str(one["unit"] or "").startswith(ours)), None)
         if holder is not None:
             who = f"{holder['program'] or 'a process'} (pid {holder['pid']})" if holder["pid"] else "another process"
             what = f"host {host}, {key} = {port} is taken by {who}"
-            failures.append(Failure("preflight.port", what, "", f"stop it or set another {key}"))
+            failures.append(Failure("preflight.port", what, "", f"stop it, or choose another port for {key}"))
     return failures
 
 
@@ -185,10 +221,35 @@ def repository_failures(host: str, facts: Mapping[str, Any]) -> list[Failure]:
     ]
 
 
-def model_failures(host: str, facts: Mapping[str, Any]) -> list[Failure]:
-    """Return what is wrong with the models' folders, with the host's name."""
-    return [
-        Failure(one["code"], f"host {host}: {one['what']}", one["why"], one["fix"])
-        for model in facts["models"].values()
-        for one in model["failures"]
-    ]
+def model_failures(host: str, deployments: Iterable[Mapping[str, Any]], facts: Mapping[str, Any]) -> list[Failure]:
+    """Return what is wrong with the folders of the models, with the deployment that names each."""
+    failures = []
+    for deployment in deployments:
+        read = facts["models"].get(deployment["model_path"])
+        if read is None:
+            continue
+        where = f"host {host}, deployment {deployment['name']}, model_path = {deployment['model_path']}"
+        failures += [
+            Failure(one["code"], f"{where}: {one['what']}", one["why"], one["fix"]) for one in read["failures"]
+        ]
+        resolved = f"{read.get('resolved', '')}/"
+        hidden = next((folder for folder in HIDDEN_FROM_ENGINES if resolved.startswith(folder)), None)
+        if hidden:
+            why = f"engines run without a view of {hidden}"
+            failures.append(Failure("preflight.model_hidden", where, why, "move the model, e.g. below /srv or /data"))
+    return failures
+
+
+def candidate_failures(host: str, cuda: Mapping[str, Any], facts: Mapping[str, Any]) -> list[Failure]:
+    """Check that packages which the operator's own sources must offer are offered."""
+    if cuda["source"] != "configured":
+        return []
+    missing = [name for name, version in facts["candidates"].items() if version is None]
+    if not missing:
+        return []
+    what = f"host {host}: no package source of the server offers {', '.join(missing)}"
+    fix = (
+        "add NVIDIA's CUDA repository for this distribution, as NVIDIA's CUDA Installation Guide for Linux says, "
+        "and run apt-get update on the server"
+    )
+    return [Failure("preflight.no_candidate", what, "", fix)]

@@ -43,13 +43,11 @@ class Renderer:
             return self._environment.get_template(template).render(values)
         except jinja2.TemplateNotFound as error:
             raise Refusal(Failure("render.missing", f"template {error.name} was not found")) from error
-        except jinja2.TemplateError as error:
+        except Exception as error:  # whatever an operator's template does wrong is said as a refusal
             line = getattr(error, "lineno", None)
             where = f"template {template}" + (f", line {line}" if line else "")
             raise Refusal(
-                Failure(
-                    "render.template", f"{where} is wrong", str(error.message), "correct it; it sees spec, plan, server"
-                )
+                Failure("render.template", f"{where} is wrong", str(error), "correct it; it sees spec, plan, server")
             ) from error
 
 

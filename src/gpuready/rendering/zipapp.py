@@ -22,7 +22,12 @@ CARRIED_MODULES = ("pynvml",)
 # The earliest date that a zip entry can hold: the build must not depend on the clock.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _SHEBANG = b"#!/usr/bin/python3\n"
-_MAIN = "import sys\nfrom gpuready.cli.main import main\nsys.exit(main())\n"
+# The link gpuready.pyz may be switched while this runs: modules that are read later must come from the same file.
+_MAIN = """import os, sys
+sys.argv[0] = sys.path[0] = os.path.realpath(sys.argv[0])
+from gpuready.cli.main import main
+sys.exit(main())
+"""
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,6 @@ from gpuready.outcome import Failure
 from gpuready.spec.model import HostSpec
 
 PREFIX = "gpuready_"
-# Set by gpuready itself for others to read, never by an operator.
-FACTS = {"gpuready_facts", "gpuready_plan"}
 
 Locate = Callable[[str], str]
 """Says where a variable is set, e.g. `inventories/production/group_vars/h100-sg.yml:4`; empty when not known."""
@@ -47,7 +45,7 @@ def unknown_names(
     for name in sorted(declared):
         if name.startswith(PREFIX):
             known, prefix = set(HostSpec.model_fields), PREFIX
-            if name in known | FACTS:
+            if name in known:
                 continue
         else:
             owner = next((role for role in roles if name.startswith(f"{role}_")), None)
@@ -63,7 +61,7 @@ def unknown_names(
 
 def with_place(failure: Failure, host: str, locate: Locate) -> Failure:
     """Return a failure of planner or preflight with the file and line of the variable that it names."""
-    named = re.match(rf"host {re.escape(host)}, (gpuready_[a-z_]+|deployment )", failure.what)
+    named = re.match(rf"host {re.escape(host)}, (gpuready_[a-z_]+|gateway_[a-z_]+|deployment )", failure.what)
     if named is None:
         return failure
     key = "gpuready_deployments" if named[1] == "deployment " else named[1]
@@ -125,11 +123,11 @@ def _allowed(error: Mapping[str, Any], key: str) -> str:
     if key.endswith(".gpus"):
         return "allowed are a number of GPUs (4), a list of their indices ([0, 1]) or {mig: 3g.40gb, count: 1}"
     if error["type"] == "string_pattern_mismatch":
-        return (
-            "allowed is an absolute path"
-            if key.endswith("path")
-            else "allowed are 1 to 32 lower case letters, digits and dashes, a letter first"
-        )
+        if key.endswith("path"):
+            return "allowed is an absolute path"
+        if key.endswith(".model"):
+            return "allowed are letters, digits and _ . / : @ + -, a letter or digit first"
+        return "allowed are 1 to 32 lower case letters, digits and dashes, a letter first"
     message: str = error["msg"]
     return message[:1].lower() + message[1:]
 

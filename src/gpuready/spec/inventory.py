@@ -9,6 +9,17 @@ from typing import Any
 
 import yaml
 
+_ABSENT = object()
+
+
+def _value_in(path: Path, variable: str) -> Any:
+    """Return a variable's value in a file of variables; something unlike any value where it cannot be read."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    return content.get(variable) if isinstance(content, dict) else None
+
 
 def role_options(roles: Path) -> dict[str, dict[str, Any]]:
     """Return the public variables of every role with their specifications, from its meta/argument_specs.yml."""
@@ -29,14 +40,17 @@ def role_defaults(roles: Path, role: str) -> dict[str, Any]:
     return dict(values)
 
 
-def locator(inventory_folders: Sequence[Path], groups: Sequence[str], host: str, base: Path) -> Callable[[str], str]:
+def locator(
+    inventory_folders: Sequence[Path], groups: Sequence[str], host: str, base: Path, values: Mapping[str, Any]
+) -> Callable[[str], str]:
     """Return a function that says in which file and line a variable of this host is set.
 
-    The most specific place wins, as in Ansible: the host, then its groups, then `all`, then the inventory file.
+    Candidates are the host's files, its groups' (of two on one level Ansible takes the last by name), those of `all`
+    and the inventory file; of several the one with the value that the host really has (`values`) is meant.
     """
     candidates: list[Path] = []
     for folder in inventory_folders:
-        places = [folder / "host_vars" / host, *(folder / "group_vars" / group for group in [*groups, "all"])]
+        places = [folder / "host_vars" / host, *(folder / "group_vars" / group for group in [*reversed(groups), "all"])]
         for place in places:
             candidates += [place.with_name(f"{place.name}{ending}") for ending in (".yml", ".yaml")]
             candidates += sorted(path for path in place.rglob("*") if path.suffix in (".yml", ".yaml"))
@@ -44,11 +58,13 @@ def locator(inventory_folders: Sequence[Path], groups: Sequence[str], host: str,
 
     def locate(variable: str) -> str:
         pattern = re.compile(rf"^\s*[\"']?{re.escape(variable)}[\"']?\s*:")
-        for path in candidates:
-            if path.is_file():
-                for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
-                    if pattern.match(line):
-                        return f"{path.relative_to(base) if path.is_relative_to(base) else path}:{number}"
+        hits: list[tuple[Path, int]] = []
+        for path in (path for path in candidates if path.is_file()):
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+            hits += [(path, number) for number, line in enumerate(lines, 1) if pattern.match(line)][:1]
+        meant = [hit for hit in hits if _value_in(hit[0], variable) == values.get(variable, _ABSENT)]
+        for path, number in (meant or hits)[:1]:
+            return f"{path.relative_to(base) if path.is_relative_to(base) else path}:{number}"
         return ""
 
     return locate

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")]
+ModelId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./:@+-]{0,127}$")]
 Positive = Annotated[int, Field(ge=1)]
 
 
@@ -46,7 +47,7 @@ class Deployment(_Declared):
     """One model served by one engine."""
 
     name: Name = Field(description="Name of the deployment: unit, folder and backend carry it.")
-    model: Annotated[str, Field(min_length=1)] = Field(
+    model: ModelId = Field(
         description="Id under which the API serves the model. Ids under gpuready-sim/ are made locally, with random "
         "weights, on simulated servers only."
     )
@@ -54,7 +55,7 @@ class Deployment(_Declared):
         default=None, description="Folder on the server that holds the model's files."
     )
     engine: Literal["vllm", "sglang", "tensorrt_llm"] = Field(description="Inference engine.")
-    gpus: Positive | list[Annotated[int, Field(ge=0)]] | MigClaim = Field(
+    gpus: Positive | Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | MigClaim = Field(
         description="How many GPUs (4), which ones ([0, 1]), or MIG slices ({mig: 3g.40gb, count: 1})."
     )
     workload: Workload = Field(description="What it has to serve; all memory settings follow from it.")
