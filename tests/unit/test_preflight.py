@@ -31,6 +31,9 @@ CONFIG = {
 }
 
 
+MODEL = {"config": CONFIG, "weight_bytes": 16 * GIB, "failures": [], "resolved": "/data/llama"}
+
+
 def good_spec() -> dict[str, Any]:
     return {
         "gpuready_gpu_model": "h100",
@@ -156,7 +159,7 @@ def test_a_gpu_that_fell_off_the_bus_of_the_driver() -> None:
 
 def test_driver_that_does_not_answer() -> None:
     facts = good_facts()
-    facts["nvml"] = {"problem": "Driver/library version mismatch (NVML 18)", "gpus": []}
+    facts["nvml"] = {"driver": None, "problem": "Driver/library version mismatch (NVML 18)", "gpus": []}
     (sentence,) = sentences(good_spec(), facts)
     assert "the NVIDIA driver does not answer: Driver/library version mismatch" in sentence
 
@@ -288,9 +291,7 @@ def test_a_small_disk_of_its_own_is_named() -> None:
 def test_port_of_the_gateway_is_taken() -> None:
     facts = facts_with(listening=[{"port": 8080, "pid": 77, "program": "nginx", "unit": "nginx.service"}])
     (sentence,) = sentences(good_spec(), facts)
-    assert (
-        "gateway_port = 8080 is taken by nginx (pid 77); stop it, or choose another port for gateway_port" in sentence
-    )
+    assert "gateway_port = 8080 is taken by nginx (pid 77); stop it, or choose another port" in sentence
 
 
 def test_our_own_gateway_may_hold_the_port() -> None:
