@@ -12,7 +12,7 @@ import pytest
 from gpuready.hardware import host
 from gpuready.outcome import MachineCannot
 
-SHM = "/dev/shm"  # noqa: S108 - the mount itself is asked for
+SHM = "/dev/shm"
 
 # /proc and /etc of a booted Debian 13 under systemd-nspawn on btrfs, as recorded; sshd is pid 74.
 NSPAWN = {
