@@ -155,7 +155,8 @@ class ActionModule(ActionBase):
     def _firewall_failures(self, host: str, gateway: dict, task_vars: dict) -> list[Failure]:
         """Check the packet filter's openings now, not when the stage base has already changed things."""
         base = self._knobs("base", task_vars)
-        gate = {"port": gateway["port"], "source": base["firewall_gateway_sources"], "where": "gateway_port"}
+        # Its port has a range of its own, checked with the other knobs of the gateway.
+        gate = {"port": min(max(gateway["port"], 1), 65535), "source": base["firewall_gateway_sources"], "where": "gateway_port"}
         asked = {
             "open": [*base["firewall_open"], gate],
             "ssh_source": base["firewall_ssh_sources"],

@@ -1,1 +1,0 @@
-"""What runs inside an engine's own Python: standard library only."""
