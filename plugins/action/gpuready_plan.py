@@ -156,7 +156,8 @@ class ActionModule(ActionBase):
         """Check the packet filter's openings now, not when the stage base has already changed things."""
         base = self._knobs("base", task_vars)
         # Its port has a range of its own, checked with the other knobs of the gateway.
-        gate = {"port": min(max(gateway["port"], 1), 65535), "source": base["firewall_gateway_sources"], "where": "gateway_port"}
+        port = min(max(gateway["port"], 1), 65535)
+        gate = {"port": port, "source": base["firewall_gateway_sources"], "where": "base_firewall_gateway_sources"}
         asked = {
             "open": [*base["firewall_open"], gate],
             "ssh_source": base["firewall_ssh_sources"],

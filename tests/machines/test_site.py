@@ -42,3 +42,20 @@ def test_check_mode_on_a_blank_server_says_what_would_come_and_changes_nothing(
 
 def test_a_server_that_serves_has_no_failed_unit(finished: Machine) -> None:
     assert str(finished.ssh("systemctl --failed --no-legend").stdout).strip() == ""
+
+
+@pytest.mark.parametrize("password", ["", "pass word"])
+def test_an_operator_who_is_not_root_uses_sudo(finished: Machine, play: Callable[..., Any], password: str) -> None:
+    rights = "ALL=(ALL) ALL" if password else "ALL=(ALL) NOPASSWD: ALL"
+    finished.ssh(
+        f"id operator 2>/dev/null || useradd --create-home --shell /bin/bash operator; "
+        f"echo 'operator:{password or 'unused'}' | chpasswd; echo 'operator {rights}' > /etc/sudoers.d/operator; "
+        "install -d -o operator -m 700 /home/operator/.ssh; "
+        "install -o operator -m 600 /root/.ssh/authorized_keys /home/operator/.ssh/authorized_keys"
+    )
+    extra = {"ansible_user": "operator", **({"ansible_become_password": password} if password else {})}
+    played = play(finished, "site.yml", extra)
+    assert played.rc == 0, played.stdout
+    assert played.recap["h100-sg-01"]["changed"] == 0
+    if password:
+        assert password not in played.stdout
