@@ -1,27 +1,54 @@
-"""Brings the deployments of one host to what was planned and rendered, and records what was verified."""
+"""Brings the deployments of one host to what was planned and rendered, and records what was verified.
+
+A replica starts on its recorded release, or on trial on a new one as long as the run that asks for it lives. Only a
+token moves the record. So a run that is killed at any point leaves a server that boots into what was proved, and the
+next run, which compares what runs with what is wanted, finishes it.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from gpuready.hardware import nvml
+from gpuready.operations.replica import start_seconds
 from gpuready.operations.service import place_unit
 from gpuready.outcome import Change, Failed, Failure, Result
-from gpuready.serving import units
-from gpuready.serving.files import as_json, read_json, write_text
+from gpuready.serving import releases, units
+from gpuready.serving.files import as_json, has_access, read_json, write_text
 from gpuready.serving.layout import Layout, split_replica
-from gpuready.serving.releases import Store, replicas_on_disk
+from gpuready.serving.releases import FILE_MODE, Store, replicas_on_disk
+
+Claims = set[tuple[str, int]]
+"""What only one replica can hold: `("GPU", 1)`, `("port", 18100)`."""
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """One deployment as planned and rendered."""
+@dataclass
+class Target:
+    """One replica as planned and rendered."""
 
-    name: str
+    store: Store
+    index: int
     files: Mapping[str, str]
-    indices: list[int]
+    part: Mapping[str, Any]
+    start_seconds: float
+
+    @property
+    def replica(self) -> str:
+        """Its name, e.g. `chat.0`."""
+        return f"{self.store.deployment}.{self.index}"
+
+    @property
+    def unit(self) -> str:
+        """Its unit."""
+        return units.unit_of(self.replica)
+
+    @property
+    def claims(self) -> Claims:
+        """What it needs for itself."""
+        return _claims(self.part["gpus"], self.part["port"])
 
 
 @dataclass
@@ -30,109 +57,310 @@ class Applier:
 
     layout: Layout
     check: bool
+    _result: Result = field(default_factory=Result)
+    _words: list[str] = field(default_factory=list)
+    _unit_digest: str = ""
+    _gpus: tuple[nvml.NvmlGpu, ...] = ()
 
     def apply(self, plan: Mapping[str, Any], files: Mapping[str, Mapping[str, str]], unit_text: str) -> Result:
         """Bring all deployments of the host to the plan; stop at the first that does not come up."""
-        result = Result()
-        words: list[str] = []
+        report = nvml.probe()
+        self._gpus = report.gpus if report else ()
+        self._unit_digest = units.digest_of(unit_text)
         unit = place_unit(self.layout.engine_unit.name, unit_text, self.check)
         if unit:
-            result.diff.append(unit)
-            words.append("the engines' unit is new")
-        wanted = [self._wanted(one, files[one["name"]]) for one in plan["deployments"]]
-        keep = {f"{one.name}.{index}" for one in wanted for index in one.indices}
-        for replica in sorted(replicas_on_disk(self.layout) - keep):
-            self._retire(replica, result, words)
-        for one in wanted:
-            self._bring(one, result, words)
+            self._result.diff.append(unit)
+            self._words.append("the engines' unit is new")
+        self._tighten()
+        targets = [target for one in plan["deployments"] for target in self._targets(one, files[one["name"]])]
+        for replica in sorted(replicas_on_disk(self.layout) - {target.replica for target in targets}):
+            self._retire(replica)
         if not self.check:
+            # A full disk must show before anything is stopped.
+            for target in targets:
+                _number(target)
+        self._bring_all(targets)
+        if not self.check:
+            for store in {target.store for target in targets}:
+                store.prune()
             self._record(plan)
-        result.changed = bool(words)
-        result.summary = "; ".join(words) if words else "every deployment is as planned and serves"
-        return result
+        self._result.changed = bool(self._words)
+        self._result.summary = "; ".join(self._words) if self._words else "every deployment is as planned and serves"
+        return self._result
 
-    def _wanted(self, planned: Mapping[str, Any], files: Mapping[str, str]) -> Wanted:
-        return Wanted(
-            planned["name"],
-            {**files, "plan.json": as_json(planned)},
-            [replica["index"] for replica in planned["replicas"]],
-        )
+    def _say(self, done: str, would: str) -> str:
+        return would if self.check else done
+
+    def _targets(self, planned: Mapping[str, Any], files: Mapping[str, str]) -> list[Target]:
+        store = Store(self.layout, planned["name"])
+        whole = {**files, "plan.json": as_json(planned)}
+        seconds = start_seconds(planned)
+        return [Target(store, part["index"], whole, part, seconds) for part in planned["replicas"]]
 
     def _record(self, plan: Mapping[str, Any]) -> None:
-        text = as_json(plan)
-        if not self.layout.plan.exists() or self.layout.plan.read_text(encoding="utf-8") != text:
-            write_text(self.layout.plan, text)
+        """Keep the plan; it holds what operators set as flags, so only root reads it."""
+        path, text = self.layout.plan, as_json(plan)
+        if path.exists() and path.read_text(encoding="utf-8") == text and has_access(path, FILE_MODE):
+            return
+        write_text(path, text, FILE_MODE)
 
-    def _retire(self, replica: str, result: Result, words: list[str]) -> None:
+    def _tighten(self) -> None:
+        """Correct modes that an earlier run, or somebody, left looser or tighter than they shall be."""
+        found = releases.loose(self.layout)
+        if not found:
+            return
+        self._words.append(f"access to {len(found)} files {self._say('corrected', 'would be corrected')}")
+        self._result.diff += [
+            Change(str(path), f"mode {path.stat().st_mode & 0o7777:04o}\n", f"mode {mode:04o}\n")
+            for path, mode, _ in found
+        ]
+        if not self.check:
+            releases.tighten(found)
+
+    def _retire(self, replica: str) -> None:
         """Stop a replica that is no longer declared; its releases stay for a return."""
         name, index = split_replica(replica)
-        words.append(f"{replica} is no longer declared: stopped")
-        result.diff.append(Change(units.unit_of(replica), "enabled and running\n", ""))
+        self._words.append(f"{replica} is no longer declared: {self._say('stopped', 'would be stopped')}")
+        self._result.diff.append(Change(units.unit_of(replica), "enabled and running\n", ""))
         if not self.check:
-            units.systemctl("disable", "--now", units.unit_of(replica))
+            _end(replica, "it is no longer declared, but still runs and keeps its link")
             Store(self.layout, name).unpoint(index)
+            releases.end_trial(self.layout, replica)
 
-    def _bring(self, wanted: Wanted, result: Result, words: list[str]) -> None:
-        store = Store(self.layout, wanted.name)
-        number = store.find(wanted.files)
-        for index in wanted.indices:
-            replica = f"{wanted.name}.{index}"
-            former = store.current(index)
-            if former is None or former != number:
-                result.diff += _changes(replica, store.files(former) if former else {}, wanted.files)
-                words.append(f"{replica}: {'first release' if former is None else 'new release'}")
-            elif self._stale(replica):
-                words.append(f"{replica}: restarted, its unit changed")
-            elif not self._serving(replica):
-                words.append(f"{replica}: was not serving, started")
-            else:
+    # What each replica needs ------------------------------------------------------------------------------------
+
+    def _needed(self, target: Target) -> tuple[str, str]:
+        """Return what a replica needs (start, record, enable or nothing), and the words for it."""
+        former, number = target.store.current(target.index), target.store.find(target.files)
+        state = units.properties(target.unit, "ActiveState", "UnitFileState", "MainPID")
+        ready = self._ready(target.replica, state)
+        restarted, started = self._say("restarted", "would be restarted"), self._say("started", "would be started")
+        if number is None or (former != number and not _runs(target.store, number, ready)):
+            return "start", f"{'first' if former is None else 'new'} release, {started if not ready else restarted}"
+        if not _runs(target.store, number, ready):
+            return "start", f"was not serving release {number}, {restarted if ready else started}"
+        if ready["unit_digest"] != self._unit_digest:
+            return "start", f"its unit changed, {restarted}"
+        if moved := self._moved(target, ready):
+            return "start", f"its GPU is {moved} by now, {restarted}"
+        if former != number or target.store.proof(number, target.index) is None:
+            return "record", f"serves release {number}, {self._say('recorded', 'would be recorded')}"
+        if state.get("UnitFileState") != "enabled":
+            return "enable", f"{self._say('enabled', 'would be enabled')}, it serves already"
+        return "", ""
+
+    def _ready(self, replica: str, state: Mapping[str, str]) -> dict[str, Any]:
+        """Return the proof of the process that runs now; empty where it has given none."""
+        ready = read_json(self.layout.run(replica) / "ready.json") or {}
+        serves = state.get("ActiveState") == "active" and str(ready.get("main_pid")) == state.get("MainPID")
+        return ready if serves else {}
+
+    def _moved(self, target: Target, ready: Mapping[str, Any]) -> str:
+        """Return the planned GPUs where the engine runs on others, as after one was replaced; else nothing."""
+        uuid_of = {gpu.index: gpu.uuid for gpu in self._gpus}
+        planned = [uuid_of.get(index) for index in target.part["gpus"]]
+        return "" if None in planned or planned == ready.get("gpu_uuids") else ", ".join(map(str, planned))
+
+    def _holds(self, target: Target) -> Claims:
+        """Return what a replica holds now, by its record, its trial and its running engine."""
+        store, index = target.store, target.index
+        ready = read_json(self.layout.run(target.replica) / "ready.json") or {}
+        tried = releases.trial_release(self.layout, target.replica, only_live=False)
+        numbers = {store.current(index), tried, ready.get("release")} - {None}
+        return {claim for number in numbers for claim in self._claims_of(store, number, index)}
+
+    def _claims_of(self, store: Store, number: int, index: int) -> Claims:
+        """Return what a replica holds on a release: its recorded GPUs wherever they are now, and its port."""
+        part = store.part(number, index)
+        if part is None:
+            return set()
+        index_of = {gpu.uuid: gpu.index for gpu in self._gpus}
+        uuids = store.gpu_uuids(number, index) or []
+        now = [index_of[uuid] for uuid in uuids if uuid in index_of]
+        return _claims(now if len(now) == len(part["gpus"]) else part["gpus"], part["port"])
+
+    # Bringing them there ----------------------------------------------------------------------------------------
+
+    def _bring_all(self, targets: list[Target]) -> None:
+        pending = {target.replica: needed for target in targets if (needed := self._needed(target))[0]}
+        stopped = self._make_room(targets, pending)
+        for target in targets:
+            if target.replica not in pending:
                 continue
+            action, words = pending[target.replica]
+            self._words.append(f"{target.replica}: {words}")
+            former, number = target.store.current(target.index), target.store.find(target.files)
+            if former is None or former != number:
+                before = target.store.files(former) if former else {}
+                self._result.diff += _changes(target.replica, before, target.files)
+            if self.check:
+                continue
+            try:
+                self._bring(target, action, targets)
+            except Failed as failed:
+                raise Failed([*failed.failures, *self._restore(target, stopped, targets)]) from failed
+            stopped = [one for one in stopped if one is not target]
+
+    def _make_room(self, targets: list[Target], pending: Mapping[str, tuple[str, str]]) -> list[Target]:
+        """Stop the replicas that hold what another one needs to start, so that no two ever meet on it."""
+        stopped = []
+        for holder in targets:
+            held = self._holds(holder)
+            takers = [
+                (taker, taker.claims & held)
+                for taker in targets
+                if taker is not holder and pending.get(taker.replica, ("", ""))[0] == "start" and taker.claims & held
+            ]
+            if not takers or units.is_stopped(holder.unit):
+                continue
+            taken = ", ".join(f"{taker.replica} takes {_named(claims)}" for taker, claims in takers)
+            self._words.append(f"{holder.replica}: {self._say('stopped', 'would be stopped')} first, because {taken}")
             if not self.check:
-                if number is None:
-                    number = store.add(wanted.files)
-                self._switch(store, replica, index, number, former)
-        if not self.check:
-            store.prune({now for index in wanted.indices if (now := store.current(index)) is not None})
+                _stop(holder.unit, f"it holds what another replica needs ({taken})")
+                stopped.append(holder)
+        return stopped
 
-    def _serving(self, replica: str) -> bool:
-        state = units.properties(units.unit_of(replica), "ActiveState", "UnitFileState")
-        ready = read_json(self.layout.run(replica) / "ready.json")
-        return state.get("ActiveState") == "active" and state.get("UnitFileState") == "enabled" and ready is not None
+    def _restore(self, failed: Target, stopped: Iterable[Target], targets: list[Target]) -> list[Failure]:
+        """Start again what was stopped to make room, where that room is still free; say what became of each."""
+        said = []
+        for target in stopped:
+            if target is failed:
+                continue
+            number = target.store.current(target.index)
+            if number is None or not target.store.verified(number):
+                what = f"{target.replica}, stopped to make room, stays stopped: its place is taken or was never proved"
+            elif self._clashes(target, number, targets):
+                what = f"{target.replica}, stopped to make room, stays stopped: another replica holds its GPUs or port"
+            elif units.systemctl("start", target.unit).returncode == 0:
+                what = f"{target.replica}, stopped to make room, serves release {number} again"
+            else:
+                what = f"{target.replica}, stopped to make room, does not start on release {number} any more"
+            said.append(Failure("release.stopped_for_room", what))
+        return said
 
-    def _stale(self, replica: str) -> bool:
-        """Say whether a replica runs under another unit file than the one on disk."""
-        ready = read_json(self.layout.run(replica) / "ready.json")
-        return ready is not None and ready.get("unit_digest") != units.digest(self.layout.engine_unit)
+    def _bring(self, target: Target, action: str, targets: list[Target]) -> None:
+        number = _number(target)
+        if action == "start":
+            self._try(target, number, targets)
+        if action != "enable":
+            self._prove(target, number, targets)
+        enabled = units.systemctl("enable", target.unit)
+        if enabled.returncode != 0:
+            what = f"{target.replica} serves, but its unit cannot be enabled, so a reboot would not start it"
+            fix = f"see systemctl status {target.unit} and run the command again"
+            raise Failed(Failure("release.not_enabled", what, enabled.stderr.strip(), fix))
+        releases.end_trial(self.layout, target.replica)
 
-    def _switch(self, store: Store, replica: str, index: int, number: int, former: int | None) -> None:
-        """Start a replica on a release; back to the former one when it gives no token."""
-        unit = units.unit_of(replica)
-        store.point(index, number)
+    def _prove(self, target: Target, number: int, targets: list[Target]) -> None:
+        """Record that a replica serves a release; whoever is recorded on its GPUs or port no longer is."""
+        ready = read_json(self.layout.run(target.replica) / "ready.json") or {}
+        evidence = {**ready, "verified_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+        target.store.mark_verified(number, target.index, evidence)
+        for other in targets:
+            held = other.store.current(other.index)
+            if other is target or held is None or not self._claims_of(other.store, held, other.index) & target.claims:
+                continue
+            units.systemctl("disable", other.unit)
+            other.store.unpoint(other.index)
+        target.store.point(target.index, number)
+
+    def _try(self, target: Target, number: int, targets: list[Target]) -> None:
+        """Start a replica on a release; back to the last proved one when it gives no token."""
+        releases.begin_trial(self.layout, target.replica, number)
         units.systemctl("daemon-reload")
-        units.systemctl("reset-failed", unit)
-        units.systemctl("enable", unit)
-        started = units.systemctl("restart", unit)
-        if started.returncode == 0:
-            ready = read_json(self.layout.run(replica) / "ready.json") or {}
-            evidence = {**ready, "verified_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-            store.mark_verified(number, evidence)
+        units.systemctl("reset-failed", target.unit)
+        started = units.systemctl("restart", target.unit)
+        if started.returncode == 0 and self._proved(target, number):
             return
-        said = units.last_words(unit)
-        if former is not None and former != number and store.verified(former):
-            store.point(index, former)
-            back = units.systemctl("restart", unit).returncode == 0
-            state = f"back on release {former}" + (", serving" if back else ", which does not start either")
-        else:
-            units.systemctl("stop", unit)
-            state = f"stopped; release {number} is kept for inspection and there is no verified one to go back to"
+        said = units.last_words(target.unit) or started.stderr.strip()
+        releases.end_trial(self.layout, target.replica)
+        state = self._go_back(target, number, targets)
         raise Failed(
             Failure(
                 "release.not_ready",
-                f"{replica} did not give a token on release {number}; it is now {state}",
-                f"its journal ends with: {said[-1500:]}",
-                f"see journalctl -u {unit}, correct the deployment and run the command again",
+                f"{target.replica} did not give a token on release {number}; it is now {state}",
+                f"it had {target.start_seconds:.0f} s for it; its journal ends with: {said[-1500:]}",
+                f"see journalctl -u {target.unit}, correct the deployment and run the command again",
             )
         )
+
+    def _proved(self, target: Target, number: int) -> bool:
+        state = units.properties(target.unit, "ActiveState", "MainPID")
+        return _runs(target.store, number, self._ready(target.replica, state))
+
+    def _go_back(self, target: Target, failing: int, targets: list[Target]) -> str:
+        """Put a replica back on a release that was proved, or out of the record; return where it is now."""
+        back = self._way_back(target, failing, targets)
+        if back is None:
+            _end(target.replica, "it has no proved release to go back to, but does not stop")
+            target.store.unpoint(target.index)
+            return (
+                f"stopped and will not start at boot: there is no verified release to go back to; "
+                f"release {failing} is kept for inspection"
+            )
+        target.store.point(target.index, back)
+        units.systemctl("enable", target.unit)
+        units.systemctl("reset-failed", target.unit)
+        serves = units.systemctl("restart", target.unit).returncode == 0
+        return f"back on release {back}, " + ("serving" if serves else "which does not start either")
+
+    def _way_back(self, target: Target, failing: int, targets: list[Target]) -> int | None:
+        """Return the proved release to go back to: the recorded one, else the newest that fits beside the others."""
+        store = target.store
+        numbers = [store.current(target.index), *reversed(store.numbers())]
+        for number in numbers:
+            if number in (None, failing) or not store.verified(number) or store.part(number, target.index) is None:
+                continue
+            if not self._clashes(target, number, targets):
+                return number
+        return None
+
+    def _clashes(self, target: Target, number: int, targets: list[Target]) -> bool:
+        """Say whether another replica is recorded on what this one would hold on a release."""
+        wanted = self._claims_of(target.store, number, target.index)
+        return any(
+            wanted & self._claims_of(other.store, held, other.index)
+            for other in targets
+            if other is not target and (held := other.store.current(other.index)) is not None
+        )
+
+
+def _number(target: Target) -> int:
+    """Return the release with the target's files, written where there is none yet."""
+    return target.store.find(target.files) or target.store.add(target.files)
+
+
+def _runs(store: Store, number: int, ready: Mapping[str, Any]) -> bool:
+    """Say whether what is ready was started on this release as it is on disk."""
+    return ready.get("release") == number and ready.get("release_digest") == store.digest(number)
+
+
+def _claims(gpus: Iterable[int], port: int) -> Claims:
+    return {("GPU", gpu) for gpu in gpus} | {("port", port)}
+
+
+def _named(claims: Claims) -> str:
+    return " and ".join(f"its {kind} {number}" for kind, number in sorted(claims))
+
+
+def _stop(unit: str, why: str) -> None:
+    answer = units.systemctl("stop", unit)
+    _demand_stopped(unit, why, answer.stderr)
+
+
+def _end(replica: str, why: str) -> None:
+    unit = units.unit_of(replica)
+    answer = units.systemctl("disable", "--now", unit)
+    _demand_stopped(unit, why, answer.stderr)
+    units.systemctl("reset-failed", unit)
+
+
+def _demand_stopped(unit: str, why: str, said: str) -> None:
+    """Raise where a unit still runs: what follows counts on its GPUs and port being free."""
+    if not units.is_stopped(unit):
+        state = units.properties(unit, "ActiveState").get("ActiveState") or "in an unknown state"
+        what = f"{unit} could not be stopped and is {state}: {why}"
+        raise Failed(Failure("release.not_stopped", what, said.strip(), f"see systemctl status {unit}, then run again"))
 
 
 def _changes(replica: str, before: Mapping[str, str], after: Mapping[str, str]) -> list[Change]:

@@ -1,4 +1,4 @@
-"""Writes files whole or not at all."""
+"""Writes files whole or not at all, with modes that no umask changes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,51 @@ import os
 from pathlib import Path
 from typing import Any
 
+KEEP = -1
+"""As a group: leave it as it is."""
 
-def write_text(path: Path, text: str, mode: int = 0o644) -> None:
+
+def write_text(path: Path, text: str, mode: int = 0o644, gid: int = KEEP) -> None:
     """Replace `path` by `text` in one step; a crash leaves the former or the new content, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    # The folder may belong to the engine's user: root must not write through a link that waits there.
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        if gid != KEEP:
+            os.fchown(file.fileno(), -1, gid)
+        os.fchmod(file.fileno(), mode)
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    temporary.chmod(mode)
     temporary.replace(path)
+
+
+def make_folder(path: Path, mode: int = 0o755, gid: int = KEEP) -> None:
+    """Make a folder with this mode, and those above it that are missing with 0755, whatever the umask is."""
+    missing: list[Path] = []
+    above = path
+    while not above.is_dir():
+        missing.append(above)
+        above = above.parent
+    for folder in reversed(missing):
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o755)
+    if not has_access(path, mode, gid):
+        set_access(path, mode, gid)
+
+
+def has_access(path: Path, mode: int, gid: int = KEEP) -> bool:
+    """Say whether a file or folder has this mode and group."""
+    found = path.stat()
+    return found.st_mode & 0o7777 == mode and gid in (KEEP, found.st_gid)
+
+
+def set_access(path: Path, mode: int, gid: int = KEEP) -> None:
+    """Give a file or folder this group and mode."""
+    if gid != KEEP:
+        os.chown(path, -1, gid)
+    path.chmod(mode)
 
 
 def link(path: Path, target: str) -> None:

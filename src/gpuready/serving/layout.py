@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import grp
 from dataclasses import dataclass
 from pathlib import Path
+
+from gpuready.serving.files import KEEP
 
 UNIT = "gpuready-engine@{replica}.service"
 ENGINE_USER = "gpuready-engine"
@@ -14,6 +17,16 @@ class Layout:
     """The server's folders as docs/architecture.md names them."""
 
     root: Path = Path("/")
+    engine_group: str = ENGINE_USER
+    """The group that may read what an engine is started with; it holds what an operator set as flags."""
+
+    @property
+    def engine_gid(self) -> int:
+        """The number of the engine's group; KEEP where there is no such group, so that nobody more may read."""
+        try:
+            return grp.getgrnam(self.engine_group).gr_gid
+        except KeyError:
+            return KEEP
 
     @property
     def state(self) -> Path:
@@ -36,6 +49,18 @@ class Layout:
     def run(self, replica: str) -> Path:
         """Return the folder of what exists only while a replica runs; `replica` is `<deployment>.<index>`."""
         return self.root / "run/gpuready" / replica
+
+    def cache(self, replica: str) -> Path:
+        """Return the one folder that a replica's engine may write and that stays."""
+        return self.root / "var/cache/gpuready" / replica
+
+    def trial(self, replica: str) -> Path:
+        """Return the file that has a replica start on a release not yet proved; a reboot takes it away."""
+        return self.root / "run/gpuready/.trial" / replica
+
+    def starts(self, replica: str) -> Path:
+        """Return the file of a replica's last starts, for the pause between failing ones."""
+        return self.root / "run/gpuready/.starts" / replica
 
     @property
     def engine_unit(self) -> Path:

@@ -12,6 +12,8 @@ from typing import Any
 
 PAUSE_SECONDS = 0.5
 REQUEST_SECONDS = 60
+# An engine is on this server: a proxy that the environment names must not stand between.
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class NotReady(Exception):
@@ -29,7 +31,7 @@ def one_token(port: int, model: str, address: str = "127.0.0.1") -> str:
         f"http://{address}:{port}/v1/completions", body, {"Content-Type": "application/json"}
     )
     try:
-        with urllib.request.urlopen(request, timeout=REQUEST_SECONDS) as answer:  # noqa: S310 - http to ourselves
+        with _DIRECT.open(request, timeout=REQUEST_SECONDS) as answer:
             reply = json.load(answer)
     except urllib.error.HTTPError as error:
         raise NotReady(f"HTTP {error.code}: {error.read(300).decode(errors='replace')}") from error
@@ -77,6 +79,12 @@ def _fields(path: Path) -> list[str]:
         return path.read_text().rpartition(")")[2].split()
     except OSError:
         return []
+
+
+def process_start(pid: int) -> str | None:
+    """Return when a process started, in the kernel's ticks, so that another one with its number is told apart."""
+    fields = _fields(Path(f"/proc/{pid}/stat"))
+    return fields[19] if len(fields) > 19 and fields[0] != "Z" else None
 
 
 def process_tree(root_pid: int) -> list[int]:

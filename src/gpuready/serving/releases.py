@@ -1,17 +1,30 @@
-"""The store of releases: rendered files of one deployment, numbered, never changed once written."""
+"""The store of releases: rendered files of one deployment, numbered, never changed once written.
+
+`current` of a replica leads to a release that gave a token, and to nothing else: whoever starts the replica acts
+on it. A release that is still to be proved is named by a trial, a file under /run that counts only while the run
+that wrote it lives.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from gpuready.serving.files import as_json, link, read_json, write_text
+from gpuready.serving.files import as_json, has_access, link, make_folder, read_json, set_access, write_text
 from gpuready.serving.layout import Layout
+from gpuready.serving.readiness import process_start
 
 KEPT = 5
 """Releases kept per deployment, the current ones included."""
+PROOF = "verified.json"
+# Flags and environment may hold what is not for everybody: root and the engine read them, nobody else.
+FOLDER_MODE = 0o750
+FILE_MODE = 0o640
 
 
 @dataclass(frozen=True)
@@ -24,6 +37,10 @@ class Store:
     @property
     def _folder(self) -> Path:
         return self.layout.releases(self.deployment)
+
+    def folder(self, number: int) -> Path:
+        """Return the folder of a release."""
+        return self._folder / str(number)
 
     def numbers(self) -> list[int]:
         """Return the numbers of all whole releases, oldest first."""
@@ -41,12 +58,21 @@ class Store:
 
     def files(self, number: int) -> dict[str, str]:
         """Return the rendered files of a release by name, the plan included."""
-        folder = self._folder / str(number)
         return {
             path.name: path.read_text(encoding="utf-8")
-            for path in sorted(folder.iterdir())
-            if path.is_file() and path.name != "verified.json"
+            for path in sorted(self.folder(number).iterdir())
+            if path.is_file() and path.name != PROOF and not path.name.startswith(".")
         }
+
+    def digest(self, number: int) -> str:
+        """Return a digest of a release's files, so that what an engine was started with can be compared."""
+        joined = "\0".join(f"{name}\0{text}" for name, text in sorted(self.files(number).items()))
+        return hashlib.sha256(joined.encode()).hexdigest()[:16]
+
+    def part(self, number: int, index: int) -> dict[str, Any] | None:
+        """Return what a release plans for one replica: index, gpus, port; None where it does not know it."""
+        plan = read_json(self.folder(number) / "plan.json") or {}
+        return next((one for one in plan.get("replicas", []) if one["index"] == index), None)
 
     def find(self, files: Mapping[str, str]) -> int | None:
         """Return the newest release with just these files; None where there is none."""
@@ -61,40 +87,112 @@ class Store:
         building = self._folder / f".{number}.new"
         if building.exists():
             shutil.rmtree(building)
-        building.mkdir(parents=True)
+        gid = self.layout.engine_gid
+        make_folder(self._folder)
+        make_folder(building, FOLDER_MODE, gid)
         for name, text in files.items():
-            write_text(building / name, text)
-        building.rename(self._folder / str(number))
+            write_text(building / name, text, FILE_MODE, gid)
+        building.rename(self.folder(number))
         return number
 
     def point(self, index: int, number: int) -> None:
         """Point one replica to a release."""
         path = self.layout.current(self.deployment, index)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         link(path, f"../../../releases/{self.deployment}/{number}")
 
     def unpoint(self, index: int) -> None:
         """Take a replica's link away; the releases stay."""
         self.layout.current(self.deployment, index).unlink(missing_ok=True)
 
-    def mark_verified(self, number: int, evidence: Mapping[str, object]) -> None:
-        """Record that this release answered with a real token."""
-        write_text(self._folder / str(number) / "verified.json", as_json(evidence))
+    def mark_verified(self, number: int, index: int, evidence: Mapping[str, object]) -> None:
+        """Record that a replica answered with a real token on this release, and on which GPUs."""
+        proof = read_json(self.folder(number) / PROOF) or {}
+        replicas = {**proof.get("replicas", {}), str(index): dict(evidence)}
+        write_text(self.folder(number) / PROOF, as_json({"replicas": replicas}), FILE_MODE, self.layout.engine_gid)
 
     def verified(self, number: int) -> bool:
         """Say whether this release has ever answered with a real token."""
-        return read_json(self._folder / str(number) / "verified.json") is not None
+        return read_json(self.folder(number) / PROOF) is not None
 
-    def prune(self, in_use: set[int]) -> None:
-        """Remove the oldest releases beyond what is kept; what a replica uses stays."""
+    def proof(self, number: int, index: int) -> dict[str, Any] | None:
+        """Return what was recorded when this replica answered on this release; None where it never did."""
+        found = (read_json(self.folder(number) / PROOF) or {}).get("replicas", {}).get(str(index))
+        return found if isinstance(found, dict) else None
+
+    def gpu_uuids(self, number: int, index: int) -> list[str] | None:
+        """Return the UUIDs of the GPUs on which this replica answered; None where none were recorded."""
+        return (self.proof(number, index) or {}).get("gpu_uuids") or None
+
+    def newest_verified(self) -> int | None:
+        """Return the newest release that has answered with a real token."""
+        return next((number for number in reversed(self.numbers()) if self.verified(number)), None)
+
+    def prune(self) -> None:
+        """Remove the oldest releases beyond what is kept; what a replica uses and the newest proved one stay."""
+        links = (self.layout.state / "replicas" / self.deployment).glob("*/current")
+        needed = {self.current(int(path.parent.name)) for path in links if path.parent.name.isdigit()}
+        needed.add(self.newest_verified())
         for number in self.numbers()[:-KEPT]:
-            if number not in in_use:
-                shutil.rmtree(self._folder / str(number))
+            if number not in needed:
+                shutil.rmtree(self.folder(number))
+
+
+def begin_trial(layout: Layout, replica: str, number: int) -> None:
+    """Have the next start of a replica try a release, as long as this process lives."""
+    path = layout.trial(replica)
+    make_folder(path.parent)
+    pid = os.getpid()
+    write_text(path, as_json({"release": number, "pid": pid, "pid_start": process_start(pid)}))
+
+
+def end_trial(layout: Layout, replica: str) -> None:
+    """Have the replica start on its recorded release again."""
+    layout.trial(replica).unlink(missing_ok=True)
+
+
+def trial_release(layout: Layout, replica: str, *, only_live: bool) -> int | None:
+    """Return the release that a replica shall try; the run that asked for it may have ended unless `only_live`."""
+    trial = read_json(layout.trial(replica))
+    if trial is None or not isinstance(trial.get("release"), int):
+        return None
+    if only_live and process_start(int(trial["pid"])) != trial["pid_start"]:
+        return None
+    return int(trial["release"])
 
 
 def replicas_on_disk(layout: Layout) -> set[str]:
-    """Return all replicas that have a link, e.g. `{"chat.0"}`."""
-    folder = layout.state / "replicas"
-    if not folder.is_dir():
-        return set()
-    return {f"{path.parent.parent.name}.{path.parent.name}" for path in folder.glob("*/*/current")}
+    """Return all replicas that have a link or were left on trial, e.g. `{"chat.0"}`."""
+    links = (layout.state / "replicas").glob("*/*/current")
+    trials = layout.trial("x").parent.glob("*.*")
+    on_trial = {path.name for path in trials if not path.name.startswith(".")}
+    return {f"{path.parent.parent.name}.{path.parent.name}" for path in links} | on_trial
+
+
+def loose(layout: Layout) -> list[tuple[Path, int, int]]:
+    """Return what of the releases has another mode or group than it shall have, and both."""
+    wanted = _access(layout)
+    return [(path, mode, gid) for path, mode, gid in wanted if not has_access(path, mode, gid)]
+
+
+def tighten(found: list[tuple[Path, int, int]]) -> None:
+    """Give everything that was found its mode and group."""
+    for path, mode, gid in found:
+        set_access(path, mode, gid)
+
+
+def _access(layout: Layout) -> Iterator[tuple[Path, int, int]]:
+    gid = layout.engine_gid
+    for top in (layout.state, layout.state / "releases", layout.state / "replicas"):
+        if top.is_dir():
+            yield top, 0o755, -1
+    replicas = layout.state / "replicas"
+    for folder in [*(layout.state / "releases").glob("*"), *replicas.glob("*"), *replicas.glob("*/*")]:
+        if folder.is_dir() and not folder.is_symlink():
+            yield folder, 0o755, -1
+    for release in sorted((layout.state / "releases").glob("*/[0-9]*")):
+        yield release, FOLDER_MODE, gid
+        for path in sorted(release.iterdir()):
+            yield path, FILE_MODE, gid
+    if layout.plan.exists():
+        yield layout.plan, FILE_MODE, -1

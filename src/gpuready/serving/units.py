@@ -28,7 +28,17 @@ def properties(unit: str, *names: str) -> dict[str, str]:
 
 def digest(path: Path) -> str:
     """Return a digest of a unit file; empty where there is none."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.exists() else ""
+    return digest_of(path.read_text(encoding="utf-8")) if path.exists() else ""
+
+
+def digest_of(text: str) -> str:
+    """Return a digest of a unit's text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def is_stopped(unit: str) -> bool:
+    """Say whether nothing of a unit runs and nothing is about to."""
+    return properties(unit, "ActiveState").get("ActiveState") in ("inactive", "failed")
 
 
 def last_words(unit: str, lines: int = 15) -> str:
