@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import grp
+import os
 from pathlib import Path
 
 import pytest
 
-from gpuready.serving.files import link, read_json, write_text
+from gpuready.serving.files import link, make_folder, read_json, write_text
 from gpuready.serving.layout import Layout, split_replica
-from gpuready.serving.releases import KEPT, Store, replicas_on_disk
+from gpuready.serving.releases import KEPT, Store, loose, replicas_on_disk
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    return Store(Layout(tmp_path), "chat")
+    return Store(Layout(tmp_path, engine_group="no-such-group"), "chat")
 
 
 def test_a_release_is_found_again_by_its_content(store: Store) -> None:
@@ -36,8 +38,11 @@ def test_a_half_written_release_is_never_taken_for_whole(store: Store) -> None:
 def test_proof_is_not_part_of_the_content(store: Store) -> None:
     number = store.add({"serve.yaml": "a"})
     assert not store.verified(number)
-    store.mark_verified(number, {"seconds_to_first_token": 1.0})
+    store.mark_verified(number, 0, {"gpu_uuids": ["GPU-a"]})
+    store.mark_verified(number, 1, {"gpu_uuids": ["GPU-b"]})
     assert store.verified(number)
+    assert (store.gpu_uuids(number, 0), store.gpu_uuids(number, 1)) == (["GPU-a"], ["GPU-b"])
+    assert store.gpu_uuids(number, 2) is None
     assert store.find({"serve.yaml": "a"}) == number
 
 
@@ -59,11 +64,33 @@ def test_link_to_a_release_that_is_gone_counts_as_none(store: Store) -> None:
     assert store.current(0) is None
 
 
-def test_old_releases_go_but_not_one_in_use(store: Store) -> None:
-    for number in range(KEPT + 3):
+def test_proof_of_an_earlier_version_counts_but_names_no_gpus(store: Store) -> None:
+    number = store.add({"serve.yaml": "a"})
+    (store.folder(number) / "verified.json").write_text('{"seconds_to_first_token": 1.0}')
+    assert store.verified(number)
+    assert store.proof(number, 0) is None
+
+
+def test_old_releases_go_but_not_one_in_use_nor_the_newest_proved_one(store: Store) -> None:
+    for number in range(KEPT + 4):
         store.add({"serve.yaml": str(number)})
-    store.prune(in_use={1})
-    assert store.numbers() == [1, *range(4, KEPT + 4)]
+    store.point(0, 1)
+    store.mark_verified(1, 0, {})
+    store.mark_verified(3, 0, {})
+    store.prune()
+    assert store.numbers() == [1, 3, *range(5, KEPT + 5)]
+
+
+def test_the_engines_group_may_read_a_release(tmp_path: Path) -> None:
+    # Any group of the test's own does; a server's is gpuready-engine.
+    own = grp.getgrgid(os.getgid()).gr_name
+    layout = Layout(tmp_path, engine_group=own)
+    store = Store(layout, "chat")
+    number = store.add({"serve.yaml": "a"})
+    assert layout.engine_gid == os.getgid()
+    assert not [path for path, _, _ in loose(layout) if "releases" in path.parts]
+    path = store.folder(number) / "serve.yaml"
+    assert (path.stat().st_gid, path.stat().st_mode & 0o777) == (os.getgid(), 0o640)
 
 
 def test_damaged_json_is_no_json(tmp_path: Path) -> None:
@@ -82,6 +109,26 @@ def test_write_replaces_in_one_step_and_keeps_the_mode(tmp_path: Path) -> None:
     assert path.read_text() == "b"
     assert path.stat().st_mode & 0o777 == 0o600
     assert [one.name for one in tmp_path.iterdir()] == ["f"]
+
+
+def test_nothing_is_written_through_a_link_that_waits(tmp_path: Path) -> None:
+    # The folder of a running replica belongs to the engine's user, who knows the name that root writes next.
+    victim = tmp_path / "victim"
+    victim.write_text("whole")
+    (tmp_path / f".ready.json.{os.getpid()}.new").symlink_to(victim)
+    write_text(tmp_path / "ready.json", "x")
+    assert (victim.read_text(), (tmp_path / "ready.json").read_text()) == ("whole", "x")
+
+
+def test_modes_hold_whatever_the_umask(tmp_path: Path) -> None:
+    former = os.umask(0o077)
+    try:
+        make_folder(tmp_path / "a/b", 0o750)
+        write_text(tmp_path / "a/b/c", "x")
+    finally:
+        os.umask(former)
+    modes = [path.stat().st_mode & 0o777 for path in (tmp_path / "a", tmp_path / "a/b", tmp_path / "a/b/c")]
+    assert modes == [0o755, 0o750, 0o644]
 
 
 def test_link_is_replaced(tmp_path: Path) -> None:

@@ -162,48 +162,54 @@ class Applier:
         return "" if None in planned or planned == ready.get("gpu_uuids") else ", ".join(map(str, planned))
 
     def _holds(self, target: Target) -> Claims:
-        """Return what a replica holds now, by its record, its trial and its running engine."""
+        """Return what a replica holds now: what its engine was proved on, or all that it may be starting on."""
         store, index = target.store, target.index
-        ready = read_json(self.layout.run(target.replica) / "ready.json") or {}
+        ready = self._ready(target.replica, units.properties(target.unit, "ActiveState", "MainPID"))
+        if part := store.part(ready.get("release", 0), index):
+            return _claims(self._now(ready.get("gpu_uuids"), part["gpus"]), part["port"])
         tried = releases.trial_release(self.layout, target.replica, only_live=False)
-        numbers = {store.current(index), tried, ready.get("release")} - {None}
-        return {claim for number in numbers for claim in self._claims_of(store, number, index)}
+        numbers = (store.current(index), tried)
+        return {claim for number in numbers if number for claim in self._claims_of(store, number, index)}
 
     def _claims_of(self, store: Store, number: int, index: int) -> Claims:
         """Return what a replica holds on a release: its recorded GPUs wherever they are now, and its port."""
         part = store.part(number, index)
-        if part is None:
-            return set()
+        return _claims(self._now(store.gpu_uuids(number, index), part["gpus"]), part["port"]) if part else set()
+
+    def _now(self, uuids: list[str] | None, planned: list[int]) -> list[int]:
+        """Return the indices that GPUs have now; the planned ones where they were not recorded or are gone."""
         index_of = {gpu.uuid: gpu.index for gpu in self._gpus}
-        uuids = store.gpu_uuids(number, index) or []
-        now = [index_of[uuid] for uuid in uuids if uuid in index_of]
-        return _claims(now if len(now) == len(part["gpus"]) else part["gpus"], part["port"])
+        now = [index_of[uuid] for uuid in uuids or [] if uuid in index_of]
+        return now if len(now) == len(planned) else planned
 
     # Bringing them there ----------------------------------------------------------------------------------------
 
     def _bring_all(self, targets: list[Target]) -> None:
         pending = {target.replica: needed for target in targets if (needed := self._needed(target))[0]}
-        stopped = self._make_room(targets, pending)
-        for target in targets:
-            if target.replica not in pending:
-                continue
-            action, words = pending[target.replica]
-            self._words.append(f"{target.replica}: {words}")
-            former, number = target.store.current(target.index), target.store.find(target.files)
-            if former is None or former != number:
-                before = target.store.files(former) if former else {}
-                self._result.diff += _changes(target.replica, before, target.files)
-            if self.check:
-                continue
-            try:
-                self._bring(target, action, targets)
-            except Failed as failed:
-                raise Failed([*failed.failures, *self._restore(target, stopped, targets)]) from failed
-            stopped = [one for one in stopped if one is not target]
+        stopped: list[Target] = []
+        try:
+            self._make_room(targets, pending, stopped)
+            for target in targets:
+                if target.replica in pending:
+                    action, words = pending[target.replica]
+                    self._announce(target, words)
+                    if target in stopped:
+                        stopped.remove(target)
+                        action = "start"
+                    if not self.check:
+                        self._bring(target, action, targets)
+        except Failed as failed:
+            raise Failed([*failed.failures, *self._restore(stopped, targets)]) from failed
 
-    def _make_room(self, targets: list[Target], pending: Mapping[str, tuple[str, str]]) -> list[Target]:
+    def _announce(self, target: Target, words: str) -> None:
+        self._words.append(f"{target.replica}: {words}")
+        former, number = target.store.current(target.index), target.store.find(target.files)
+        if former is None or former != number:
+            before = target.store.files(former) if former else {}
+            self._result.diff += _changes(target.replica, before, target.files)
+
+    def _make_room(self, targets: list[Target], pending: Mapping[str, tuple[str, str]], stopped: list[Target]) -> None:
         """Stop the replicas that hold what another one needs to start, so that no two ever meet on it."""
-        stopped = []
         for holder in targets:
             held = self._holds(holder)
             takers = [
@@ -218,14 +224,11 @@ class Applier:
             if not self.check:
                 _stop(holder.unit, f"it holds what another replica needs ({taken})")
                 stopped.append(holder)
-        return stopped
 
-    def _restore(self, failed: Target, stopped: Iterable[Target], targets: list[Target]) -> list[Failure]:
+    def _restore(self, stopped: Iterable[Target], targets: list[Target]) -> list[Failure]:
         """Start again what was stopped to make room, where that room is still free; say what became of each."""
         said = []
         for target in stopped:
-            if target is failed:
-                continue
             number = target.store.current(target.index)
             if number is None or not target.store.verified(number):
                 what = f"{target.replica}, stopped to make room, stays stopped: its place is taken or was never proved"
@@ -309,9 +312,9 @@ class Applier:
         store = target.store
         numbers = [store.current(target.index), *reversed(store.numbers())]
         for number in numbers:
-            if number in (None, failing) or not store.verified(number) or store.part(number, target.index) is None:
+            if number is None or number == failing or not store.verified(number):
                 continue
-            if not self._clashes(target, number, targets):
+            if store.part(number, target.index) and not self._clashes(target, number, targets):
                 return number
         return None
 

@@ -1,0 +1,504 @@
+"""Deployments brought to a plan, against a systemd of the test's own that runs the real steps of the units.
+
+Whatever is asked of it, the stand-in holds that no two engines ever run on one GPU or port, and that a start outside
+a run of ours uses a release that was proved.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuready.hardware import nvml
+from gpuready.operations import release, replica
+from gpuready.outcome import Change, Failed, MachineCannot
+from gpuready.serving import readiness, releases, units
+from gpuready.serving.files import read_json, write_text
+from gpuready.serving.layout import Layout
+from gpuready.serving.releases import Store
+
+UNIT_TEXT = "[Service]\nExecStart=/bin/true\n"
+
+
+class Killed(BaseException):
+    """The run was ended by kill -9 here."""
+
+
+class Server:
+    """The server: its layout, its GPUs and what systemd does."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.gpus: list[str] = [f"GPU-{index}" for index in range(8)]
+        self.active: dict[str, int] = {}
+        self.enabled: set[str] = set()
+        self.calls: list[str] = []
+        self.cannot_stop: set[str] = set()
+        self._pid = 1_000_000_000
+
+    def probe(self) -> nvml.NvmlReport:
+        return nvml.NvmlReport(gpus=tuple(nvml.NvmlGpu(index, uuid=uuid) for index, uuid in enumerate(self.gpus)))
+
+    def place_unit(self, name: str, text: str, check: bool) -> Change | None:
+        path = self.layout.engine_unit
+        before = path.read_text() if path.exists() else ""
+        if before == text:
+            return None
+        if not check:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return Change(name, before, text)
+
+    def systemctl(self, *words: str) -> subprocess.CompletedProcess[str]:
+        self.calls.append(" ".join(words))
+        verb, unit = words[0], words[-1]
+        code = 0
+        if verb in ("stop", "restart") or "--now" in words:
+            code = self._stop(unit)
+        if verb == "enable":
+            self.enabled.add(unit)
+        if verb == "disable":
+            self.enabled.discard(unit)
+        if verb in ("start", "restart"):
+            code = self._start(unit)
+        return subprocess.CompletedProcess(words, code, "", "" if code == 0 else "Job failed")
+
+    def properties(self, unit: str, *names: str) -> dict[str, str]:
+        known = {
+            "ActiveState": "active" if unit in self.active else "inactive",
+            "UnitFileState": "enabled" if unit in self.enabled else "disabled",
+            "MainPID": str(self.active.get(unit, 0)),
+            "NRestarts": "0",
+            "NeedDaemonReload": "no",
+        }
+        return {name: known[name] for name in names}
+
+    def _stop(self, unit: str) -> int:
+        if unit in self.cannot_stop:
+            return 1
+        self.active.pop(unit, None)
+        shutil.rmtree(self.layout.run(name_of(unit)), ignore_errors=True)
+        return 0
+
+    def _start(self, unit: str) -> int:
+        name = name_of(unit)
+        try:
+            replica.write_devices(self.layout, name)
+        except MachineCannot:
+            return 1
+        started = replica.running(self.layout, name)
+        if "broken" in started.plan["flags"]:
+            return 1
+        for other in self.active:
+            beside = replica.running(self.layout, name_of(other))
+            assert beside.part["port"] != started.part["port"], f"{name} meets {other} on a port"
+            assert not set(self.uuids(other)) & set(self.uuids(unit)), f"{name} meets {other} on a GPU"
+        self._pid += 1
+        self.active[unit] = self._pid
+        replica.wait_ready(self.layout, name, self._pid)
+        return 0
+
+    def uuids(self, unit: str) -> list[str]:
+        return replica.read_devices(self.layout, name_of(unit))["GPUREADY_GPU_UUIDS"].split(",")
+
+    def reboot(self) -> None:
+        """Boot: /run is empty, and what is enabled starts on the record."""
+        self.active.clear()
+        shutil.rmtree(self.layout.root / "run", ignore_errors=True)
+        for unit in sorted(self.enabled):
+            assert self._start(unit) == 0, f"{unit} is enabled and does not start at boot"
+
+    def serving(self) -> dict[str, tuple[int, str]]:
+        """Return the release and GPUs of every engine that runs."""
+        return {
+            name_of(unit): (
+                replica.running(self.layout, name_of(unit)).number,
+                replica.read_devices(self.layout, name_of(unit))["CUDA_VISIBLE_DEVICES"],
+            )
+            for unit in sorted(self.active)
+        }
+
+
+def name_of(unit: str) -> str:
+    return unit.removeprefix("gpuready-engine@").removesuffix(".service")
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
+    made = Server(Layout(tmp_path, engine_group="no-such-group"))
+    monkeypatch.setattr(units, "systemctl", made.systemctl)
+    monkeypatch.setattr(units, "properties", made.properties)
+    monkeypatch.setattr(units, "last_words", lambda unit: "the engine's own words")
+    monkeypatch.setattr(release, "place_unit", made.place_unit)
+    monkeypatch.setattr(nvml, "probe", made.probe)
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    monkeypatch.setattr(replica, "load_uvm", lambda name: None)
+    monkeypatch.setattr(readiness, "wait_for_token", lambda *_: 1.0)
+    return made
+
+
+def deployment(name: str, gpus: list[int], port: int, **flags: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "model": f"models/{name}",
+        "environment": {},
+        "engine_folder": "/opt/gpuready/engines/x",
+        "launch": "x",
+        "flags": flags,
+        "start_seconds": 1234,
+        "replicas": [{"index": 0, "gpus": gpus, "port": port}],
+    }
+
+
+def apply(server: Server, *deployments: dict[str, Any], check: bool = False, unit: str = UNIT_TEXT) -> Any:
+    files = {one["name"]: {"serve.yaml": json.dumps(one["flags"])} for one in deployments}
+    return release.Applier(server.layout, check).apply({"deployments": list(deployments)}, files, unit)
+
+
+CHAT = deployment("chat", [0], 18100)
+CODE = deployment("code", [1], 18101)
+
+
+def test_the_first_run_brings_all_and_the_second_has_nothing_to_do(server: Server) -> None:
+    assert apply(server, CHAT, CODE).changed
+    assert server.serving() == {"chat.0": (1, "0"), "code.0": (1, "1")}
+    assert len(server.enabled) == 2
+    server.calls.clear()
+    again = apply(server, CHAT, CODE)
+    assert (again.changed, again.summary) == (False, "every deployment is as planned and serves")
+    assert server.calls == []
+
+
+def test_only_the_replica_concerned_is_restarted(server: Server) -> None:
+    apply(server, CHAT, CODE)
+    server.calls.clear()
+    apply(server, deployment("chat", [0], 18100, a=1), CODE)
+    assert server.serving() == {"chat.0": (2, "0"), "code.0": (1, "1")}
+    assert not [call for call in server.calls if "code" in call]
+
+
+def test_a_release_without_a_token_is_taken_back(server: Server) -> None:
+    apply(server, CHAT)
+    with pytest.raises(Failed, match="on release 2; it is now back on release 1, serving: it had 1234 s for it"):
+        apply(server, deployment("chat", [0], 18100, broken=1))
+    assert server.serving() == {"chat.0": (1, "0")}
+    server.reboot()
+    assert server.serving() == {"chat.0": (1, "0")}
+
+
+def test_without_a_proved_release_nothing_is_left_for_the_next_boot(server: Server) -> None:
+    with pytest.raises(Failed, match="stopped and will not start at boot: there is no verified release"):
+        apply(server, deployment("chat", [0], 18100, broken=1))
+    assert server.serving() == {}
+    assert server.enabled == set()
+    assert not server.layout.current("chat", 0).is_symlink()
+
+
+def test_the_way_back_is_found_when_the_link_was_left_on_an_unproved_release(server: Server) -> None:
+    # What a run leaves that is killed between the link and the restart.
+    apply(server, CHAT)
+    broken = deployment("chat", [0], 18100, broken=1)
+    store = Store(server.layout, "chat")
+    with pytest.raises(Failed):
+        apply(server, broken)
+    store.point(0, 2)
+    with pytest.raises(Failed, match="on release 2; it is now back on release 1, serving"):
+        apply(server, broken)
+    assert (store.current(0), server.serving()) == (1, {"chat.0": (1, "0")})
+
+
+def test_a_link_that_moved_without_a_restart_is_not_taken_for_serving(server: Server) -> None:
+    apply(server, CHAT)
+    wanted = deployment("chat", [0], 18100, a=1)
+    store = Store(server.layout, "chat")
+    plan = json.dumps(wanted, indent=2, sort_keys=True) + "\n"
+    store.point(0, store.add({"serve.yaml": json.dumps(wanted["flags"]), "plan.json": plan}))
+    assert apply(server, wanted, check=True).summary == "chat.0: was not serving release 2, would be restarted"
+    apply(server, wanted)
+    assert server.serving() == {"chat.0": (2, "0")}
+    assert store.verified(2)
+
+
+def test_proof_that_was_not_recorded_is_recorded_without_a_restart(server: Server) -> None:
+    apply(server, CHAT)
+    (server.layout.releases("chat") / "1/verified.json").unlink()
+    before = dict(server.active)
+    assert "serves release 1, recorded" in apply(server, CHAT).summary
+    assert server.active == before
+    assert not apply(server, CHAT).changed
+
+
+def test_a_release_edited_by_hand_is_not_what_was_proved(server: Server) -> None:
+    apply(server, CHAT)
+    path = server.layout.releases("chat") / "1/serve.yaml"
+    path.write_text("edited")
+    server.systemctl("restart", units.unit_of("chat.0"))
+    path.write_text(json.dumps(CHAT["flags"]))
+    assert "was not serving release 1, restarted" in apply(server, CHAT).summary
+
+
+# Killed at any point ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def killer(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """End the run with the n-th step that it takes, before or after that step."""
+    state = {"left": -1}
+
+    def count() -> None:
+        state["left"] -= 1
+        if state["left"] == 0:
+            raise Killed
+
+    def wrap(real: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*words: Any, **named: Any) -> Any:
+            count()
+            result = real(*words, **named)
+            count()
+            return result
+
+        return step
+
+    def arm(step: int) -> None:
+        state["left"] = step
+
+    monkeypatch.setattr(units, "systemctl", wrap(server.systemctl))
+    for name in ("point", "unpoint", "mark_verified", "add"):
+        monkeypatch.setattr(Store, name, wrap(getattr(Store, name)))
+    for name in ("begin_trial", "end_trial"):
+        monkeypatch.setattr(releases, name, wrap(getattr(releases, name)))
+    yield arm
+    arm(-1)
+
+
+def forget_the_run(server: Server) -> None:
+    """The process of the run is gone: its trials count no more."""
+    for path in server.layout.trial("x").parent.glob("*"):
+        write_text(path, json.dumps({**(read_json(path) or {}), "pid_start": "another"}))
+
+
+BEFORE = [CHAT, CODE]
+CHANGES = {
+    "new release": [deployment("chat", [0], 18100, a=1), CODE],
+    "exchange": [deployment("chat", [1], 18101), deployment("code", [0], 18100)],
+    "extension": [deployment("chat", [0, 1], 18100), deployment("code", [2], 18101)],
+    "removal and growth": [deployment("chat", [0, 1], 18101)],
+}
+
+
+@pytest.mark.parametrize("then", ["run", "crash", "boot"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_run_killed_anywhere_is_finished_by_the_next(
+    server: Server, killer: Callable[[int], None], change: str, then: str
+) -> None:
+    wanted = CHANGES[change]
+    for step in range(1, 200):
+        for path in server.layout.root.iterdir():
+            shutil.rmtree(path)
+        server.active.clear()
+        server.enabled.clear()
+        apply(server, *BEFORE)
+        killer(step)
+        try:
+            apply(server, *wanted)
+        except Killed:
+            killer(-1)
+        else:
+            killer(-1)
+            break
+        forget_the_run(server)
+        if then == "boot":
+            server.reboot()
+        if then == "crash":
+            for unit in list(server.active):
+                server.systemctl("restart", unit)
+        for unit in server.active:
+            started = replica.running(server.layout, name_of(unit))
+            assert then == "run" or started.store.verified(started.number)
+        apply(server, *wanted)
+        expected = {f"{one['name']}.0": ",".join(map(str, one["replicas"][0]["gpus"])) for one in wanted}
+        assert {name: gpus for name, (_, gpus) in server.serving().items()} == expected
+        assert server.enabled == {units.unit_of(name) for name in expected}
+        assert not apply(server, *wanted).changed
+        server.reboot()
+        assert set(server.serving()) == set(expected)
+    assert step > 10
+
+
+# GPUs and ports that change hands --------------------------------------------------------------------------------
+
+
+def test_only_who_holds_what_another_needs_is_stopped_first(server: Server) -> None:
+    other = deployment("other", [5], 18105)
+    apply(server, CHAT, CODE, other)
+    server.calls.clear()
+    wanted = [deployment("chat", [0, 1], 18100), deployment("code", [2], 18101), other]
+    words = apply(server, *wanted, check=True)
+    assert "code.0: would be stopped first, because chat.0 takes its GPU 1" in words.summary
+    assert server.calls == []
+    assert "code.0: stopped first, because chat.0 takes its GPU 1" in apply(server, *wanted).summary
+    assert server.calls[0] == f"stop {units.unit_of('code.0')}"
+    assert not [call for call in server.calls if "other" in call]
+    assert server.serving() == {"chat.0": (2, "0,1"), "code.0": (2, "2"), "other.0": (1, "5")}
+
+
+def test_two_exchange_gpus_and_ports(server: Server) -> None:
+    apply(server, CHAT, CODE)
+    said = apply(server, *CHANGES["exchange"]).summary
+    assert "chat.0: stopped first, because code.0 takes its GPU 0 and its port 18100" in said
+    assert server.serving() == {"chat.0": (2, "1"), "code.0": (2, "0")}
+
+
+def test_who_made_room_in_vain_serves_again(server: Server) -> None:
+    apply(server, CHAT, CODE)
+    with pytest.raises(Failed) as failed:
+        apply(server, deployment("chat", [1], 18101, broken=1), deployment("code", [0], 18100))
+    assert "chat.0 did not give a token on release 2; it is now back on release 1, serving" in str(failed.value)
+    assert "code.0, stopped to make room, serves release 1 again." in str(failed.value)
+    assert server.serving() == {"chat.0": (1, "0"), "code.0": (1, "1")}
+
+
+def test_who_fails_after_its_place_was_taken_does_not_come_back_on_it(server: Server) -> None:
+    apply(server, CHAT, CODE)
+    with pytest.raises(Failed, match=r"code\.0 did not give a token on release 2; it is now stopped"):
+        apply(server, deployment("chat", [1], 18101), deployment("code", [0], 18100, broken=1))
+    assert server.serving() == {"chat.0": (2, "1")}
+    server.reboot()
+    assert server.serving() == {"chat.0": (2, "1")}
+
+
+# GPUs by UUID ----------------------------------------------------------------------------------------------------
+
+
+def test_the_proof_records_uuids_and_later_starts_follow_them(server: Server) -> None:
+    apply(server, deployment("chat", [3, 4], 18100))
+    assert Store(server.layout, "chat").gpu_uuids(1, 0) == ["GPU-3", "GPU-4"]
+    del server.gpus[1]
+    server.reboot()
+    assert server.serving() == {"chat.0": (1, "2,3")}
+    assert server.uuids(units.unit_of("chat.0")) == ["GPU-3", "GPU-4"]
+
+
+def test_a_start_is_refused_when_its_gpu_is_gone(server: Server) -> None:
+    apply(server, deployment("chat", [3], 18100))
+    server.gpus[3] = "GPU-new"
+    with pytest.raises(MachineCannot, match=r"chat\.0 was proved on GPU GPU-3, which does not answer: answering are"):
+        replica.write_devices(server.layout, "chat.0")
+
+
+def test_a_run_takes_the_planned_gpu_after_one_was_replaced(server: Server) -> None:
+    apply(server, deployment("chat", [3], 18100))
+    server.gpus[3] = "GPU-new"
+    apply(server, deployment("chat", [3], 18100))
+    assert server.uuids(units.unit_of("chat.0")) == ["GPU-new"]
+    assert Store(server.layout, "chat").gpu_uuids(1, 0) == ["GPU-new"]
+    server.reboot()
+    assert server.uuids(units.unit_of("chat.0")) == ["GPU-new"]
+
+
+def test_gpus_that_shifted_are_given_out_as_planned_without_two_on_one(server: Server) -> None:
+    apply(server, deployment("chat", [3], 18100))
+    del server.gpus[1]
+    server.reboot()
+    # Planned with seven GPUs: index 2 is now the card that chat was proved on.
+    apply(server, deployment("code", [2], 18101), deployment("chat", [3], 18100))
+    assert server.uuids(units.unit_of("code.0")) == ["GPU-3"]
+    assert server.uuids(units.unit_of("chat.0")) == ["GPU-4"]
+    assert not apply(server, deployment("code", [2], 18101), deployment("chat", [3], 18100)).changed
+
+
+# What is no longer declared, or stands otherwise than it should --------------------------------------------------
+
+
+def test_what_is_no_longer_declared_is_stopped(server: Server) -> None:
+    apply(server, CHAT, CODE)
+    assert "code.0 is no longer declared: would be stopped" in apply(server, CHAT, check=True).summary
+    assert "code.0" in server.serving()
+    apply(server, CHAT)
+    assert server.serving() == {"chat.0": (1, "0")}
+    assert Store(server.layout, "code").current(0) is None
+    assert Store(server.layout, "code").numbers() == [1]
+
+
+def test_what_does_not_stop_keeps_its_link(server: Server) -> None:
+    apply(server, CHAT, CODE)
+    server.cannot_stop.add(units.unit_of("code.0"))
+    with pytest.raises(Failed, match=r"code\.0\.service could not be stopped and is active"):
+        apply(server, CHAT)
+    assert Store(server.layout, "code").current(0) == 1
+
+
+def test_a_disabled_unit_that_serves_is_only_enabled(server: Server) -> None:
+    apply(server, CHAT)
+    server.enabled.clear()
+    before = dict(server.active)
+    assert "would be enabled" in apply(server, CHAT, check=True).summary
+    assert server.enabled == set()
+    assert "chat.0: enabled, it serves already" in apply(server, CHAT).summary
+    assert server.active == before
+    assert server.enabled == {units.unit_of("chat.0")}
+
+
+def test_check_mode_says_whom_a_changed_unit_restarts(server: Server) -> None:
+    apply(server, CHAT, CODE)
+    server.systemctl("stop", units.unit_of("code.0"))
+    said = apply(server, CHAT, CODE, check=True, unit=UNIT_TEXT + "# new\n").summary
+    assert "chat.0: its unit changed, would be restarted" in said
+    assert "code.0: was not serving release 1, would be started" in said
+    apply(server, CHAT, CODE)
+    said = apply(server, CHAT, CODE, unit=UNIT_TEXT + "# new\n").summary
+    assert "chat.0: its unit changed, restarted" in said
+
+
+def test_modes_are_exact_whatever_the_umask_and_corrected_where_they_were_looser(
+    server: Server, umask: Callable[[int], None]
+) -> None:
+    umask(0o077)
+    apply(server, CHAT)
+    state = server.layout.state
+
+    def modes() -> dict[str, str]:
+        paths = sorted(path for path in state.rglob("*") if not path.is_symlink())
+        return {str(path.relative_to(state)): f"{path.stat().st_mode & 0o777:o}" for path in paths}
+
+    wanted = {
+        "plan.json": "640",
+        "releases": "755",
+        "releases/chat": "755",
+        "releases/chat/1": "750",
+        "releases/chat/1/plan.json": "640",
+        "releases/chat/1/serve.yaml": "640",
+        "releases/chat/1/verified.json": "640",
+        "replicas": "755",
+        "replicas/chat": "755",
+        "replicas/chat/0": "755",
+    }
+    assert modes() == wanted
+    assert f"{server.layout.run('chat.0').stat().st_mode & 0o777:o}" == "755"
+    assert f"{(server.layout.run('chat.0') / 'devices.env').stat().st_mode & 0o777:o}" == "644"
+    for name in ("releases/chat/1/serve.yaml", "plan.json"):
+        (state / name).chmod(0o644)
+    (state / "releases/chat/1").chmod(0o755)
+    (state / "replicas/chat").chmod(0o700)
+    assert "access to 4 files would be corrected" in apply(server, CHAT, check=True).summary
+    assert "access to 4 files corrected" in apply(server, CHAT).summary
+    assert modes() == wanted
+    assert not apply(server, CHAT).changed
+
+
+@pytest.fixture
+def umask() -> Iterator[Callable[[int], None]]:
+    former = os.umask(0o022)
+    yield lambda mask: void(os.umask(mask))
+    os.umask(former)
+
+
+def void(_: object) -> None:
+    return None

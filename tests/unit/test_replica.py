@@ -1,0 +1,197 @@
+"""The steps of a replica's unit: the GPUs it gets, what it starts on, and the engine's environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuready.hardware import nvml
+from gpuready.operations import replica
+from gpuready.outcome import Failed, MachineCannot
+from gpuready.serving import readiness, releases, units
+from gpuready.serving.layout import Layout
+from gpuready.serving.releases import Store
+
+UNIT = Path(__file__).resolve().parents[2] / "roles/serving/templates/gpuready-engine@.service.j2"
+
+
+def plan(**more: Any) -> dict[str, Any]:
+    return {
+        "name": "chat",
+        "model": "m",
+        "engine_folder": "/opt/gpuready/engines/x",
+        "environment": {},
+        "replicas": [{"index": 0, "gpus": [2, 0], "port": 18100}],
+        **more,
+    }
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    gpus = tuple(nvml.NvmlGpu(index, uuid=f"GPU-{index}") for index in range(4))
+    monkeypatch.setattr(nvml, "probe", lambda: nvml.NvmlReport(gpus=gpus))
+    monkeypatch.setattr(units, "properties", lambda *_: {"NRestarts": "0"})
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    return Store(Layout(tmp_path, engine_group="no-such-group"), "chat")
+
+
+def proved(store: Store, evidence: dict[str, Any] | None = None, **more: Any) -> None:
+    number = store.add({"plan.json": json.dumps(plan(**more)), "serve.yaml": ""})
+    store.mark_verified(number, 0, evidence or {})
+    store.point(0, number)
+
+
+def devices(store: Store) -> dict[str, str]:
+    replica.write_devices(store.layout, "chat.0")
+    return replica.read_devices(store.layout, "chat.0")
+
+
+def test_the_engine_gets_indices_and_the_proof_gets_uuids(store: Store) -> None:
+    proved(store)
+    assert devices(store) == {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        # vLLM 0.19.1 reads every entry as a number: UUIDs end it (vllm issues 41848, 6551).
+        "CUDA_VISIBLE_DEVICES": "2,0",
+        "GPUREADY_GPU_UUIDS": "GPU-2,GPU-0",
+        "GPUREADY_RELEASE": "1",
+    }
+
+
+def test_recorded_uuids_are_found_at_their_indices_of_now(store: Store) -> None:
+    proved(store, {"gpu_uuids": ["GPU-3", "GPU-1"]})
+    assert devices(store)["CUDA_VISIBLE_DEVICES"] == "3,1"
+
+
+def test_a_recorded_gpu_that_is_gone_is_said(store: Store) -> None:
+    proved(store, {"gpu_uuids": ["GPU-9", "GPU-1"]})
+    with pytest.raises(MachineCannot, match=r"proved on GPU GPU-9, which does not answer: answering are GPUs 0, 1, 2"):
+        devices(store)
+
+
+def test_a_planned_gpu_that_is_gone_is_said(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    proved(store)
+    lost = nvml.NvmlGpu(2, problem="GPU 2: it has fallen off the bus.")
+    monkeypatch.setattr(nvml, "probe", lambda: nvml.NvmlReport(gpus=(nvml.NvmlGpu(0, uuid="GPU-0"), lost)))
+    with pytest.raises(MachineCannot, match=r"planned on GPU 2, which does not answer: .* fallen off the bus"):
+        devices(store)
+
+
+def test_only_what_was_proved_is_started_without_a_run(store: Store) -> None:
+    store.add({"plan.json": json.dumps(plan()), "serve.yaml": ""})
+    store.point(0, 1)
+    with pytest.raises(MachineCannot, match=r"release 1 of chat\.0 never gave a token"):
+        devices(store)
+    releases.begin_trial(store.layout, "chat.0", 1)
+    assert devices(store)["GPUREADY_RELEASE"] == "1"
+
+
+def test_a_trial_ends_with_the_run_that_asked_for_it(store: Store) -> None:
+    proved(store)
+    store.add({"plan.json": json.dumps(plan(flags={"a": 1})), "serve.yaml": ""})
+    # A process that begins a trial and ends, as by kill -9.
+    script = (
+        "import sys; from pathlib import Path; from gpuready.serving import releases, layout; "
+        "releases.begin_trial(layout.Layout(Path(sys.argv[1])), 'chat.0', 2)"
+    )
+    subprocess.run([sys.executable, "-c", script, str(store.layout.root)], check=True)
+    assert releases.trial_release(store.layout, "chat.0", only_live=False) == 2
+    assert releases.trial_release(store.layout, "chat.0", only_live=True) is None
+    assert devices(store)["GPUREADY_RELEASE"] == "1"
+
+
+def test_all_steps_of_a_start_use_one_release(store: Store) -> None:
+    proved(store)
+    devices(store)
+    proved(store, flags={"a": 1})
+    assert replica.running(store.layout, "chat.0").number == 1
+
+
+def test_a_failing_unified_memory_module_is_said(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    proved(store)
+    program = tmp_path / "nvidia-modprobe"
+    program.write_text('#!/bin/sh\necho "$@" > "$0.words"\necho "modprobe: FATAL: no nvidia-uvm" >&2\nexit 1\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(shutil, "which", lambda _: str(program))
+    with pytest.raises(MachineCannot, match=r"nvidia-modprobe -u -c=0 ended with 1: modprobe: FATAL: no nvidia-uvm"):
+        devices(store)
+    assert (tmp_path / "nvidia-modprobe.words").read_text() == "-u -c=0\n"
+
+
+def test_the_engine_reports_and_fetches_nothing_unless_the_plan_says_so(store: Store) -> None:
+    ours = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
+    environment = replica._environment(store.layout, "chat.0", plan())
+    assert environment.items() >= ours.items()
+    environment = replica._environment(store.layout, "chat.0", plan(environment={"HF_HUB_OFFLINE": "0"}))
+    assert environment["HF_HUB_OFFLINE"] == "0"
+
+
+def test_cuda_is_where_the_plan_says(store: Store) -> None:
+    without = replica._environment(store.layout, "chat.0", plan())
+    assert "CUDA_HOME" not in without
+    assert without["PATH"] == "/opt/gpuready/engines/x/bin:/usr/local/bin:/usr/bin:/bin"
+    found = replica._environment(store.layout, "chat.0", plan(cuda_home="/usr/local/cuda-12.8"))
+    assert found["CUDA_HOME"] == "/usr/local/cuda-12.8"
+    assert "/usr/local/cuda-12.8/bin" in found["PATH"].split(":")
+
+
+def test_the_limit_of_the_first_token_is_the_plans(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+
+    def wait(*words: Any) -> float:
+        given.append(words[3])
+        raise readiness.NotReady(f"no token within {words[3]:.0f} s; last seen: nothing yet")
+
+    monkeypatch.setattr(readiness, "wait_for_token", wait)
+    cases: list[dict[str, Any]] = [{"start_seconds": 2345}, {}]
+    for more in cases:
+        proved(store, None, **more)
+        devices(store)
+        with pytest.raises(Failed, match=rf"no token within {more.get('start_seconds', 600)} s"):
+            replica.wait_ready(store.layout, "chat.0", os.getpid())
+    assert given == [2345, 600]
+
+
+def test_failing_starts_wait_longer_each_time_and_a_start_by_hand_does_not(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proved(store)
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    for restarts in range(9):
+        monkeypatch.setattr(units, "properties", lambda *_, count=restarts: {"NRestarts": str(count)})
+        devices(store)
+    assert slept == [4, 8, 16, 32, 60, 60, 60]
+    monkeypatch.setattr(units, "properties", lambda *_: {"NRestarts": "0"})
+    devices(store)
+    assert len(slept) == 7
+
+
+def test_crashes_that_lie_far_apart_do_not_wait(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    proved(store)
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it waited"))
+    clock = iter(range(0, 10_000, 700))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    for restarts in range(5):
+        monkeypatch.setattr(units, "properties", lambda *_, count=restarts: {"NRestarts": str(count)})
+        devices(store)
+
+
+def test_the_unit_waits_for_hardware_and_never_gives_up() -> None:
+    lines = UNIT.read_text().splitlines()
+    assert "StartLimitIntervalSec=0" in lines
+    after = next(line for line in lines if line.startswith("After="))
+    for name in ("nvidia-persistenced.service", "nvidia-fabricmanager.service", "remote-fs.target"):
+        assert name in after
+    # Newer than systemd 249 and 252, where a check of the unit ends with a warning and so with a refusal.
+    assert not any(line.startswith(("RestartSteps=", "RestartMaxDelaySec=")) for line in lines)
+    # Models may lie anywhere but under /home.
+    assert "ProtectSystem=strict" in lines
+    assert not any(line.startswith(("InaccessiblePaths=", "TemporaryFileSystem=", "RootDirectory=")) for line in lines)
