@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 import urllib.request
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,23 @@ pytestmark = pytest.mark.machine
 UNIT = "gpuready-engine@chat.0.service"
 MODEL = "gpuready-sim/tiny-qwen2"
 START_SECONDS = 180
+
+
+WORKLOAD = {
+    "prompt_tokens": {"p50": 200, "p99": 2000},
+    "output_tokens": {"p50": 100, "p99": 1000},
+    "concurrency": 8,
+}
+BROKEN = {"no-such-flag": 1}
+"""A flag that the engine does not know, so that it ends at once."""
+
+
+def deployment(name: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "model": MODEL, "engine": "vllm", "gpus": 1, "workload": WORKLOAD, **more}
+
+
+def declared(*deployments: dict[str, Any]) -> dict[str, Any]:
+    return {"gpuready_deployments": list(deployments)}
 
 
 def say(machine: Machine, command: str) -> str:
@@ -68,19 +86,41 @@ def test_the_engine_runs_as_its_own_user_on_loopback_only(finished: Machine) -> 
 def test_the_engine_cannot_write_outside_its_own_folders(finished: Machine) -> None:
     pid = shown(finished, "MainPID")
     # In the unit's own view of the files.
-    inside = f"nsenter -t {pid} -m -S $(id -u gpuready-engine) -- "
-    assert finished.ssh(f"{inside} touch /var/lib/gpuready/x", check=False).returncode != 0
-    assert finished.ssh(f"{inside} touch /usr/x", check=False).returncode != 0
+    inside = f"nsenter -t {pid} -m -S $(id -u gpuready-engine) -G $(id -g gpuready-engine) -- "
+    own = "/var/cache/gpuready/chat.0/written-by-a-test"
+    # The same way it can write where it may, so that what fails below fails for the reason meant.
+    finished.ssh(f"{inside} touch {own} && {inside} rm {own}")
+    for path in ("/var/lib/gpuready/x", "/usr/x", "/srv/models/x", "/var/cache/gpuready/x"):
+        refused = finished.ssh(f"{inside} touch {path}", check=False)
+        assert refused.returncode == 1, path
+        assert "Read-only file system" in refused.stderr or "Permission denied" in refused.stderr, refused.stderr
     assert shown(finished, "NoNewPrivileges") == "yes"
     assert say(finished, f"grep CapEff /proc/{pid}/status").split()[1] == "0000000000000000"
 
 
-def test_its_devices_are_the_planned_ones_by_uuid(finished: Machine) -> None:
+def test_its_devices_are_the_planned_ones_by_index_and_known_by_uuid(finished: Machine) -> None:
     report = json.loads(say(finished, "gpuready facts show --json < /dev/null"))["data"]["nvml"]
     uuid = report["gpus"][0]["uuid"]
-    assert say(finished, "cat /run/gpuready/chat.0/devices.env") == f"CUDA_VISIBLE_DEVICES={uuid}"
-    environment = say(finished, f"tr '\\0' '\\n' < /proc/{shown(finished, 'MainPID')}/environ")
-    assert f"CUDA_VISIBLE_DEVICES={uuid}" in environment.splitlines()
+    expected = {
+        "CUDA_DEVICE_ORDER=PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES=0",
+        f"GPUREADY_GPU_UUIDS={uuid}",
+        "GPUREADY_RELEASE=1",
+    }
+    assert set(say(finished, "cat /run/gpuready/chat.0/devices.env").splitlines()) == expected
+    environment = say(finished, f"tr '\\0' '\\n' < /proc/{shown(finished, 'MainPID')}/environ").splitlines()
+    assert expected < set(environment)
+    assert {"VLLM_NO_USAGE_STATS=1", "DO_NOT_TRACK=1", "HF_HUB_OFFLINE=1"} < set(environment)
+    proof = json.loads(say(finished, "cat /var/lib/gpuready/releases/chat/1/verified.json"))
+    assert proof["replicas"]["0"]["gpu_uuids"] == [uuid]
+
+
+def test_what_operators_declared_is_for_root_and_the_engine_only(finished: Machine) -> None:
+    listed = "stat -c '%a %U:%G' /var/lib/gpuready/releases/chat/1 /var/lib/gpuready/releases/chat/1/*"
+    folder, *files = say(finished, listed).splitlines()
+    assert folder == "750 root:gpuready-engine"
+    assert set(files) == {"640 root:gpuready-engine"}
+    assert say(finished, "stat -c '%a %U:%G' /var/lib/gpuready/plan.json") == "640 root:root"
 
 
 def test_ready_is_a_token_and_a_memory_baseline(finished: Machine) -> None:
@@ -88,6 +128,7 @@ def test_ready_is_a_token_and_a_memory_baseline(finished: Machine) -> None:
     assert ready["main_pid"] == int(shown(finished, "MainPID"))
     assert ready["host_resident_bytes"] > 200 * 1024**2
     assert ready["seconds_to_first_token"] > 0
+    assert ready["release"] == 1
 
 
 def test_only_what_was_proved_is_recorded(finished: Machine) -> None:
@@ -122,25 +163,9 @@ def test_it_survives_a_reboot_of_the_machine(finished: Machine) -> None:
     assert chat(finished)["usage"]["completion_tokens"] == 8
 
 
+@pytest.mark.long
 def test_a_release_that_gives_no_token_is_taken_back(finished: Machine, play: Callable[..., Any]) -> None:
-    # A flag that the engine does not know: it ends at once, and the former release must serve again.
-    broken = {
-        "gpuready_deployments": [
-            {
-                "name": "chat",
-                "model": MODEL,
-                "engine": "vllm",
-                "gpus": 1,
-                "flags": {"no-such-flag": 1},
-                "workload": {
-                    "prompt_tokens": {"p50": 200, "p99": 2000},
-                    "output_tokens": {"p50": 100, "p99": 1000},
-                    "concurrency": 8,
-                },
-            }
-        ]
-    }
-    played = play(finished, "playbooks/serving.yml", broken)
+    played = play(finished, "playbooks/serving.yml", declared(deployment("chat", flags=BROKEN)))
     assert played.rc == 2
     assert "chat.0 did not give a token on release 2; it is now back on release 1, serving" in played.stdout
     assert chat(finished)["usage"]["completion_tokens"] == 8
@@ -149,6 +174,7 @@ def test_a_release_that_gives_no_token_is_taken_back(finished: Machine, play: Ca
     assert play(finished, "playbooks/serving.yml").recap["h100-sg-01"]["changed"] == 0
 
 
+@pytest.mark.long
 def test_what_was_stopped_by_hand_is_started_again(finished: Machine, play: Callable[..., Any]) -> None:
     finished.ssh(f"systemctl disable --now {UNIT}")
     checked = play(finished, "playbooks/serving.yml", None, "--check", "--diff")
@@ -158,6 +184,7 @@ def test_what_was_stopped_by_hand_is_started_again(finished: Machine, play: Call
     assert (shown(finished, "ActiveState"), shown(finished, "UnitFileState")) == ("active", "enabled")
 
 
+@pytest.mark.long
 def test_a_unit_changed_by_hand_is_put_right_and_loaded(finished: Machine, play: Callable[..., Any]) -> None:
     path = "/etc/systemd/system/gpuready-engine@.service"
     finished.ssh(
@@ -169,3 +196,89 @@ def test_a_unit_changed_by_hand_is_put_right_and_loaded(finished: Machine, play:
     assert play(finished, "playbooks/serving.yml").recap["h100-sg-01"]["changed"] == 1
     assert shown(finished, "NoNewPrivileges") == "yes"
     assert shown(finished, "NeedDaemonReload") == "no"
+
+
+def replicas(machine: Machine) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(say(machine, "gpuready deployment status --json"))["data"]["replicas"]
+    return found
+
+
+def devices(machine: Machine, replica: str) -> str:
+    return say(machine, f"sed -n 's/^CUDA_VISIBLE_DEVICES=//p' /run/gpuready/{replica}/devices.env")
+
+
+@pytest.mark.long
+def test_two_deployments_exchange_their_gpus_and_one_leaves(finished_clone: Machine, play: Callable[..., Any]) -> None:
+    machine = finished_clone
+    # The same weights as an operator's own, under another name and path.
+    machine.ssh("mkdir -p /data/models && cp -r /srv/models/gpuready-sim--tiny-qwen2@* /data/models/own")
+    own = {"model": "mine/tiny", "model_path": "/data/models/own"}
+    book = "playbooks/serving.yml"
+
+    both = declared(deployment("chat", gpus=[0]), deployment("own", gpus=[1], **own))
+    assert play(machine, book, both).rc == 0
+    assert {name: one["state"] for name, one in replicas(machine).items()} == {"chat.0": "active", "own.0": "active"}
+    assert (devices(machine, "chat.0"), devices(machine, "own.0")) == ("0", "1")
+    assert play(machine, book, both).recap["h100-sg-01"]["changed"] == 0
+
+    exchanged = declared(deployment("chat", gpus=[1]), deployment("own", gpus=[0], **own))
+    checked = play(machine, book, exchanged, "--check", "--diff")
+    assert checked.recap["h100-sg-01"]["changed"] == 1
+    assert (devices(machine, "chat.0"), devices(machine, "own.0")) == ("0", "1")
+    assert play(machine, book, exchanged).rc == 0
+    assert (devices(machine, "chat.0"), devices(machine, "own.0")) == ("1", "0")
+    assert play(machine, book, exchanged).recap["h100-sg-01"]["changed"] == 0
+
+    alone = declared(deployment("own", gpus=[0], **own))
+    assert play(machine, book, alone).rc == 0
+    assert list(replicas(machine)) == ["own.0"]
+    assert (shown(machine, "ActiveState"), shown(machine, "UnitFileState")) == ("inactive", "disabled")
+    assert say(machine, "systemctl is-active gpuready-engine@own.0.service") == "active"
+
+
+@pytest.mark.long
+def test_a_run_killed_while_a_release_is_tried_leaves_the_record_and_the_next_finishes(
+    finished_clone: Machine, play: Callable[..., Any]
+) -> None:
+    machine = finished_clone
+    trial = "/run/gpuready/.trial/chat.0"
+    wanted = declared(deployment("chat", gpus=[0], flags={"max-num-seqs": 2}))
+    played: list[Any] = []
+    run = threading.Thread(target=lambda: played.append(play(machine, "playbooks/serving.yml", wanted)))
+    run.start()
+    said = machine.ssh(
+        f"until [ -e {trial} ] && [ -e /run/gpuready/chat.0/devices.env ]; do sleep 0.2; done; cat {trial}"
+    )
+    machine.ssh(f"kill -9 {json.loads(said.stdout)['pid']}")
+    run.join(timeout=120)
+    assert played[0].rc != 0
+    assert say(machine, "readlink /var/lib/gpuready/replicas/chat/0/current").endswith("/1")
+
+    # systemd ends the start that was under way; whatever starts after it goes by the record.
+    machine.ssh(f"kill -9 {shown(machine, 'MainPID')}", check=False)
+    wait_until_serving(machine, "none")
+    assert replicas(machine)["chat.0"]["ready"]["release"] == 1
+
+    # What a run of an earlier version leaves: the link is on the new release, the engine on the former.
+    machine.ssh("ln -sfn ../../../releases/chat/2 /var/lib/gpuready/replicas/chat/0/current")
+    again = play(machine, "playbooks/serving.yml", wanted)
+    assert again.recap["h100-sg-01"]["changed"] == 1
+    assert replicas(machine)["chat.0"]["ready"]["release"] == 2
+    assert json.loads(say(machine, "gpuready release list --json"))["data"]["replicas"]["chat.0"] == {
+        "current": 2,
+        "releases": [{"number": 1, "verified": True}, {"number": 2, "verified": True}],
+    }
+    assert play(machine, "playbooks/serving.yml", wanted).recap["h100-sg-01"]["changed"] == 0
+
+
+@pytest.mark.long
+def test_a_hardened_umask_does_not_keep_the_engine_from_its_files(
+    finished_clone: Machine, play: Callable[..., Any]
+) -> None:
+    machine = finished_clone
+    machine.ssh("echo 'session optional pam_umask.so umask=0077' >> /etc/pam.d/sshd")
+    assert say(machine, "umask") == "0077"
+    machine.ssh(f"systemctl disable --now {UNIT}; rm -rf /var/lib/gpuready/replicas /var/lib/gpuready/releases")
+    assert play(machine, "playbooks/serving.yml").rc == 0
+    assert shown(machine, "ActiveState") == "active"
+    assert play(machine, "playbooks/serving.yml").recap["h100-sg-01"]["changed"] == 0

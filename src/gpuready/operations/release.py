@@ -282,7 +282,7 @@ class Applier:
             Failure(
                 "release.not_ready",
                 f"{target.replica} did not give a token on release {number}; it is now {state}",
-                f"it had {target.start_seconds:.0f} s for it; its journal ends with: {said[-1500:]}",
+                f"its limit was {target.start_seconds:.0f} s and its journal ends with: {said[-1500:]}",
                 f"see journalctl -u {target.unit}, correct the deployment and run the command again",
             )
         )
@@ -294,6 +294,8 @@ class Applier:
     def _go_back(self, target: Target, failing: int, targets: list[Target]) -> str:
         """Put a replica back on a release that was proved, or out of the record; return where it is now."""
         back = self._way_back(target, failing, targets)
+        if back is None and target.store.current(target.index) == failing and target.store.verified(failing):
+            return f"not serving; release {failing} gave a token before, so systemd keeps trying it"
         if back is None:
             _end(target.replica, "it has no proved release to go back to, but does not stop")
             target.store.unpoint(target.index)
