@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from sim.machine.machine import Machine
+
+    Body = bytes | dict[str, Any] | Iterator[bytes] | None
 
 pytestmark = pytest.mark.machine
 
@@ -25,7 +27,7 @@ def say(machine: Machine, command: str) -> str:
     return str(machine.ssh(command).stdout).strip()
 
 
-def ask(machine: Machine, path: str, body: bytes | dict[str, Any] | None = None, port: int = 8080) -> Any:
+def ask(machine: Machine, path: str, body: Body = None, port: int = 8080) -> Any:
     data = json.dumps(body).encode() if isinstance(body, dict) else body
     request = urllib.request.Request(
         f"http://{machine.address}:{port}{path}", data, {"Content-Type": "application/json"}
@@ -33,7 +35,13 @@ def ask(machine: Machine, path: str, body: bytes | dict[str, Any] | None = None,
     return urllib.request.urlopen(request, timeout=150)  # noqa: S310 - our own test machine
 
 
-def refused(machine: Machine, path: str, body: bytes | dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+def pieces(size: int) -> Iterator[bytes]:
+    """A body whose length is not told beforehand."""
+    for start in range(0, size, 65536):
+        yield b" " * min(65536, size - start)
+
+
+def refused(machine: Machine, path: str, body: Body = None) -> tuple[int, dict[str, Any]]:
     with pytest.raises(urllib.error.HTTPError) as caught:
         ask(machine, path, body)
     error: dict[str, Any] = json.loads(caught.value.read())["error"]
@@ -83,14 +91,18 @@ def test_model_is_found_after_long_messages(finished: Machine) -> None:
         ("/docs", None, 404, "path_not_found"),
         ("/v1/load_lora_adapter", {"model": MODEL}, 404, "path_not_found"),
         ("/v1/completions", b" " * (1024 * 1024 + 1), 413, "body_too_large"),
+        ("/v1/completions", pieces(1024 * 1024 + 1), 413, "body_too_large"),
     ],
 )
-def test_errors_have_openais_form(
-    finished: Machine, path: str, body: bytes | dict[str, Any] | None, status: int, code: str
-) -> None:
+def test_errors_have_openais_form(finished: Machine, path: str, body: Body, status: int, code: str) -> None:
     found, error = refused(finished, path, body)
     assert (found, error["code"]) == (status, code)
     assert error["message"]
+
+
+def test_model_is_found_as_php_writes_it(finished: Machine) -> None:
+    body = json.dumps({"model": MODEL, "messages": MESSAGES, "max_tokens": 1}).replace("/", "\\/")
+    assert json.load(ask(finished, "/v1/chat/completions", body.encode()))["model"] == MODEL
 
 
 def test_it_survives_kill_9(finished: Machine) -> None:
@@ -100,6 +112,7 @@ def test_it_survives_kill_9(finished: Machine) -> None:
     assert json.load(ask(finished, "/v1/models"))["data"]
 
 
+@pytest.mark.long
 def test_a_request_that_comes_while_the_engine_restarts_is_held_not_refused(finished: Machine) -> None:
     # Requests that were with the engine when it died are lost (502): only it can know what became of them.
     finished.ssh(
@@ -115,43 +128,121 @@ def test_workers_do_not_run_as_root(finished: Machine) -> None:
     assert set(users) == {"haproxy"}
 
 
+@pytest.mark.long
 def test_another_port_is_a_reload_not_a_restart(finished_clone: Machine, play: Callable[..., Any]) -> None:
     machine = finished_clone
     pid = say(machine, f"systemctl show {UNIT} --property MainPID --value")
-    played = play(machine, "site.yml", {"gateway_port": 8090})
+    port = {"gateway_port": 8090}
+    # The stage gateway alone does not open the port, and says so.
+    played = play(machine, "playbooks/gateway.yml", port)
     assert played.rc == 0, played.stdout
+    assert "port 8090 is closed by the packet filter" in played.stdout
+    played = play(machine, "site.yml", port)
+    assert played.rc == 0, played.stdout
+    assert "is closed by the packet filter" not in played.stdout
     assert say(machine, f"systemctl show {UNIT} --property MainPID --value") == pid
     assert json.load(ask(machine, "/v1/models", port=8090))["data"]
-    assert play(machine, "site.yml", {"gateway_port": 8090}).recap["h100-sg-01"]["changed"] == 0
+    assert play(machine, "site.yml", port).recap["h100-sg-01"]["changed"] == 0
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("check", [(), ("--check",)])
 def test_a_template_that_haproxy_refuses_touches_nothing(
-    finished: Machine, play: Callable[..., Any], tmp_path: Any
+    finished: Machine, play: Callable[..., Any], check: tuple[str, ...]
 ) -> None:
-    before = say(finished, "readlink /etc/gpuready/gateway/current")
-    played = play(finished, "playbooks/gateway.yml", {"gateway_bind": "not-an-address"})
+    looked = "ls -A /etc/gpuready/gateway; readlink /etc/gpuready/gateway/current; ls -A /tmp"
+    before = say(finished, looked)
+    played = play(finished, "playbooks/gateway.yml", {"gateway_bind": "not-an-address"}, *check)
     assert played.rc == 2
     assert "haproxy does not take haproxy.cfg" in played.stdout
     assert "the running configuration was not touched" in played.stdout
-    assert say(finished, "readlink /etc/gpuready/gateway/current") == before
+    assert say(finished, looked) == before
     assert json.load(ask(finished, "/v1/models"))["data"]
 
 
+@pytest.mark.long
+def test_an_address_that_cannot_be_bound_is_said_and_the_former_gateway_serves(
+    finished_clone: Machine, play: Callable[..., Any]
+) -> None:
+    machine = finished_clone
+    before = say(machine, "readlink /etc/gpuready/gateway/current")
+    # HAProxy's own check takes it; only the new worker meets it.
+    played = play(machine, "playbooks/gateway.yml", {"gateway_bind": "192.0.2.1"})
+    assert played.rc == 2, played.stdout
+    assert "cannot bind socket" in played.stdout
+    assert "the former configuration serves on" in played.stdout
+    assert json.load(ask(machine, "/v1/models"))["data"]
+    assert say(machine, "readlink /etc/gpuready/gateway/current") == before
+    machine.ssh(f"systemctl restart {UNIT}")
+    assert json.load(ask(machine, "/v1/models"))["data"], "what starts at boot is what was proved"
+    played = play(machine, "playbooks/gateway.yml")
+    assert (played.rc, played.recap["h100-sg-01"]["changed"]) == (0, 0), played.stdout
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("reloaded", ["true", f"systemctl reload {UNIT}"])
+def test_a_change_by_hand_is_put_right_by_one_reload(
+    finished_clone: Machine, play: Callable[..., Any], reloaded: str
+) -> None:
+    machine = finished_clone
+    config = "/etc/gpuready/gateway/current/haproxy.cfg"
+    digest = say(machine, f"sha256sum < {config}")
+    machine.ssh(f"sed -i s/dontlognull/httpclose/ {config}; {reloaded}; sleep 1")
+    pid = say(machine, f"systemctl show {UNIT} --property MainPID --value")
+    reloads = f"journalctl --unit {UNIT} --output cat | grep -c '^Reloaded'"
+    before = int(say(machine, f"{reloads} || true"))
+    played = play(machine, "playbooks/gateway.yml")
+    assert (played.rc, played.recap["h100-sg-01"]["changed"]) == (0, 1), played.stdout
+    assert say(machine, f"sha256sum < {config}") == digest
+    assert play(machine, "playbooks/gateway.yml").recap["h100-sg-01"]["changed"] == 0
+    assert int(say(machine, reloads)) == before + 1
+    assert say(machine, f"systemctl show {UNIT} --property MainPID --value") == pid
+
+
+@pytest.mark.long
 def test_a_run_that_died_before_the_reload_is_finished_by_the_next(
     finished_clone: Machine, play: Callable[..., Any]
 ) -> None:
     machine = finished_clone
     # As a run leaves it that was killed between switching the files and reloading: the link is new, what runs is not.
     machine.ssh(
-        "cd /etc/gpuready/gateway && cp -r $(readlink current) 0123456789ab && "
-        "ln -s 0123456789ab next && mv -T next current && systemctl reload gpuready-gateway && sleep 1"
+        "cd /etc/gpuready/gateway && cp -r $(readlink current) 0123456789ab && echo '# old' >> 0123456789ab/models.map"
+        f" && former=$(readlink current) && ln -sfn 0123456789ab current && systemctl restart {UNIT}"
+        " && ln -sfn $former current"
     )
     played = play(machine, "playbooks/gateway.yml")
     assert played.rc == 0, played.stdout
     assert played.recap["h100-sg-01"]["changed"] == 1
-    loaded = say(machine, "readlink /run/gpuready-gateway/loaded")
-    assert loaded == say(machine, "readlink /etc/gpuready/gateway/current") != "0123456789ab"
+    assert say(machine, "diff -r /run/gpuready-gateway/loaded /etc/gpuready/gateway/current/") == ""
+    assert play(machine, "playbooks/gateway.yml").recap["h100-sg-01"]["changed"] == 0
+
+
+@pytest.mark.long
+def test_a_run_that_died_before_systemd_read_the_unit_is_finished_by_the_next(
+    finished_clone: Machine, play: Callable[..., Any]
+) -> None:
+    machine = finished_clone
+    unit = f"/etc/systemd/system/{UNIT}"
+    # systemd still has the unit with another limit when the file is already the one that is wanted.
+    machine.ssh(
+        f"cp {unit} /root/wanted && sed -i s/^LimitNOFILE=.*/LimitNOFILE=65536/ {unit} && systemctl daemon-reload && "
+        f"systemctl restart {UNIT} && sleep 1 && cp /root/wanted {unit} && cp /root/wanted /run/gpuready-gateway/unit"
+    )
+    played = play(machine, "playbooks/gateway.yml")
+    assert (played.rc, played.recap["h100-sg-01"]["changed"]) == (0, 1), played.stdout
+    assert say(machine, f"systemctl show {UNIT} --property LimitNOFILE --value") == "1048576"
+    assert say(machine, f"systemctl show {UNIT} --property NeedDaemonReload --value") == "no"
+    pid = say(machine, f"systemctl show {UNIT} --property MainPID --value")
+    assert say(machine, f"grep 'Max open files' /proc/{pid}/limits").split()[-2] == "1048576"
 
 
 def test_the_distributions_own_service_is_left_alone(finished: Machine) -> None:
-    assert say(finished, "dpkg --verify haproxy | grep -v systemd || true") == ""
+    # As the package left it: its files unchanged (unit and configuration too), nothing beside them, enabled, running.
+    assert say(finished, "dpkg --verify haproxy") == ""
+    shown = say(finished, "systemctl show haproxy --property FragmentPath,DropInPaths,UnitFileState,ActiveState")
+    assert dict(line.split("=", 1) for line in shown.splitlines()) == {
+        "FragmentPath": "/usr/lib/systemd/system/haproxy.service",
+        "DropInPaths": "",
+        "UnitFileState": "enabled",
+        "ActiveState": "active",
+    }
