@@ -123,6 +123,7 @@ def test_a_table_that_was_deleted_by_hand_is_repaired_and_others_are_never_touch
     server.ssh("nft delete table ip other")
 
 
+@pytest.mark.long
 def test_a_rule_that_was_deleted_by_hand_is_seen(server: Machine, part: str) -> None:
     right = server.ssh(TABLE).stdout
     server.ssh(
@@ -140,6 +141,7 @@ def reachable(machine: Machine) -> bool:
     return subprocess.run([argv[0], *options, *argv[1:]], check=False, capture_output=True).returncode == 0
 
 
+@pytest.mark.long
 def test_rules_that_block_ssh_are_taken_back(server: Machine, play: Play) -> None:
     before = server.ssh([*TABLE]).stdout, server.ssh(["cat", "/etc/gpuready/firewall.nft"]).stdout
     blocking: dict[str, Any] = {"base_firewall_ssh_sources": ["192.0.2.9/32"], "base_firewall_revert_seconds": 20}
@@ -153,6 +155,7 @@ def test_rules_that_block_ssh_are_taken_back(server: Machine, play: Play) -> Non
     assert changed(play(server, BASE)) == 0
 
 
+@pytest.mark.long
 def test_a_trial_needs_a_connection_of_its_own_to_be_confirmed(server: Machine, part: str) -> None:
     same = server.ssh(f"{part} firewall >/dev/null && {part} firewall-confirm", check=False, stdin=json.dumps(TRIAL))
     assert same.returncode == 2
@@ -161,6 +164,7 @@ def test_a_trial_needs_a_connection_of_its_own_to_be_confirmed(server: Machine, 
     assert "9001" not in server.ssh(["cat", "/etc/gpuready/firewall.nft"]).stdout
 
 
+@pytest.mark.long
 def test_a_run_that_was_killed_before_its_confirmation_is_finished_by_the_next(server: Machine, part: str) -> None:
     load(server, part, TRIAL)
     load(server, part, DECLARED)
@@ -171,6 +175,7 @@ def test_a_run_that_was_killed_before_its_confirmation_is_finished_by_the_next(s
     assert load(server, part, DECLARED)["changed"] is False
 
 
+@pytest.mark.long
 def test_a_reboot_during_a_trial_ends_with_the_former_rules(server: Machine, part: str) -> None:
     right = server.ssh(TABLE).stdout
     load(server, part, TRIAL)
@@ -184,6 +189,7 @@ def test_a_reboot_during_a_trial_ends_with_the_former_rules(server: Machine, par
     assert load(server, part, DECLARED)["changed"] is False
 
 
+@pytest.mark.long
 def test_the_distributions_service_does_not_drop_our_table(server: Machine, part: str) -> None:
     for act in ("start", "reload", "restart"):
         server.ssh(["systemctl", act, "nftables"])
@@ -216,6 +222,7 @@ def test_only_what_is_declared_is_open(server: Machine) -> None:
         server.ssh(["systemctl", "stop", "t-8080", "t-8081"])
 
 
+@pytest.mark.long
 def test_an_interrupted_dpkg_is_repaired(server: Machine, part: str) -> None:
     server.ssh("cd /tmp && apt-get -q download numactl && dpkg --purge numactl && dpkg --unpack numactl*.deb")
     assert server.ssh(["dpkg-query", "-Wf", "${db:Status-Status}", "numactl"]).stdout == "unpacked"

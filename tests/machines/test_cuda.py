@@ -79,6 +79,7 @@ def test_a_toolkit_of_another_version_is_refused(finished: Machine, play: Play) 
     assert "takes CUDA 11.8 from Debian's own archive: the archive of debian 13 holds 12.4" in said
 
 
+@pytest.mark.long
 def test_a_source_that_the_operator_has_set_up(finished_clone: Machine, play: Play) -> None:
     wanted = {"cuda_source": "configured", "cuda_packages": ["cuda-toolkit-12-8"], "cuda_version": "12.8"}
     refused = play(finished_clone, CUDA, wanted)

@@ -52,6 +52,7 @@ def test_a_reboot_keeps_data_and_changes_the_boot_id(machine: Machine) -> None:
     assert machine.wait_until_booted() == "running"
 
 
+@pytest.mark.long
 def test_it_starts_again_after_the_plug_was_pulled(machine: Machine) -> None:
     machine.ssh("echo still > /root/data && sync")
     machine.kill()
@@ -62,6 +63,7 @@ def test_it_starts_again_after_the_plug_was_pulled(machine: Machine) -> None:
     assert machine.ssh(["cat", "/root/data"]).stdout == "still\n"
 
 
+@pytest.mark.long
 def test_a_machine_saved_as_image_is_cloned_with_an_identity_of_its_own(
     sim: Sim, machine: Machine, machines: Factory
 ) -> None:
@@ -92,6 +94,7 @@ def test_names_and_addresses_are_given_once(sim: Sim, machine: Machine) -> None:
             Machine(sim, f"{machine.name}-b").create(base, "trixie", machine.address)
 
 
+@pytest.mark.long
 def test_what_crashed_while_building_is_never_taken_for_whole(sim: Sim, machines: Factory) -> None:
     name = f"t-{os.getpid()}-crash"
     half = pool.scratch(sim, name)
@@ -134,6 +137,7 @@ def _in_own_network(state: Path, script: str) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.long
 def test_down_removes_everything_and_restores_ip_forward(sim: Sim) -> None:
     state = Path(f"/var/lib/gpuready-sim-t-{os.getpid()}")
     # The second pool stays empty: what a machine would need on the disk is not asked for.

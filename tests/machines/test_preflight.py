@@ -83,6 +83,7 @@ def test_the_marker_alone_or_the_word_alone_is_refused(blank: Machine, play: Cal
     assert "was not made by this checkout's machine builder" in played.stdout
 
 
+@pytest.mark.long
 def test_several_faults_are_said_at_once(fresh: Machine, play: Callable[..., Any]) -> None:
     extra = {"gpuready_gpu_model": "a100-80gb-sxm", "gpuready_foo": 1, "gpuready_deployments": deployments(gpus=9)}
     played = play(fresh, "site.yml", extra)
@@ -114,6 +115,7 @@ def test_a_full_disk(fresh: Machine, play: Callable[..., Any]) -> None:
     assert "are needed for /opt/gpuready; free space on /opt/gpuready" in played.stdout
 
 
+@pytest.mark.long
 def test_a_repository_that_does_not_answer(blank: Machine, play: Callable[..., Any]) -> None:
     blank.ssh("echo 'deb [trusted=yes] http://127.0.0.1:9 nowhere main' > /etc/apt/sources.list.d/dead.list")
     played = play(blank, "playbooks/preflight.yml")
@@ -121,6 +123,7 @@ def test_a_repository_that_does_not_answer(blank: Machine, play: Callable[..., A
     assert "the package source http://127.0.0.1:9 (nowhere) does not answer: " in played.stdout
 
 
+@pytest.mark.long
 def test_the_gateways_port_is_taken_by_someone_else(blank: Machine, play: Callable[..., Any]) -> None:
     blank.ssh(
         "systemd-run --unit squatter python3 -m http.server 8080; for i in 1 2 3 4 5 6 7 8 9; do "
@@ -131,6 +134,7 @@ def test_the_gateways_port_is_taken_by_someone_else(blank: Machine, play: Callab
     assert "gateway_port = 8080 is taken by python3" in played.stdout
 
 
+@pytest.mark.long
 def test_a_lost_gpu_is_named(blank: Machine, play: Callable[..., Any]) -> None:
     blank.ssh("sed -i '0,/^\\[gpu 3\\]/s//[gpu 3]\\nlost = 1/' /var/lib/gpuready-standin/gpus.conf")
     played = play(blank, "playbooks/preflight.yml")
@@ -138,6 +142,7 @@ def test_a_lost_gpu_is_named(blank: Machine, play: Callable[..., Any]) -> None:
     assert "GPU 3 does not answer the driver" in played.stdout
 
 
+@pytest.mark.long
 def test_a_driver_of_another_version_than_its_library_is_named(blank: Machine, play: Callable[..., Any]) -> None:
     blank.ssh("sed -i '0,/^\\[system\\]/s//[system]\\ninit_error = 18/' /var/lib/gpuready-standin/gpus.conf")
     played = play(blank, "playbooks/preflight.yml")

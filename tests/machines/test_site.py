@@ -44,7 +44,7 @@ def test_a_server_that_serves_has_no_failed_unit(finished: Machine) -> None:
     assert str(finished.ssh("systemctl --failed --no-legend").stdout).strip() == ""
 
 
-@pytest.mark.parametrize("password", ["", "pass word"])
+@pytest.mark.parametrize("password", ["", pytest.param("pass word", marks=pytest.mark.long)])
 def test_an_operator_who_is_not_root_uses_sudo(finished: Machine, play: Callable[..., Any], password: str) -> None:
     rights = "ALL=(ALL) ALL" if password else "ALL=(ALL) NOPASSWD: ALL"
     finished.ssh(
