@@ -59,3 +59,14 @@ def test_an_operator_who_is_not_root_uses_sudo(finished: Machine, play: Callable
     assert played.recap["h100-sg-01"]["changed"] == 0
     if password:
         assert password not in played.stdout
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("damage", ["rm", "truncate -s 0", "truncate -s 1000", "truncate -s 100000"])
+def test_a_damaged_server_part_is_carried_anew(finished: Machine, play: Callable[..., Any], damage: str) -> None:
+    part = "/opt/gpuready/gpuready.pyz"
+    finished.ssh(f"{damage} $(readlink -f {part})")
+    played = play(finished, "playbooks/agent.yml")
+    assert played.rc == 0, played.stdout
+    assert played.recap["h100-sg-01"]["changed"] == 1
+    assert '"failures": []' in str(finished.ssh(f"{part} facts show --json < /dev/null").stdout)
