@@ -50,8 +50,8 @@ class ActionModule(ActionBase):
         part = zipapp.build()
         python = self._python(task_vars)
         answer = self._run_part(f"{INSTALLED}/gpuready-{part.digest}.pyz", python, words, stdin)
-        # Absent on a blank server, and perhaps damaged after a power cut: then it is carried along. A command that began and
-        # was killed must not run twice.
+        # Absent on a blank server, and perhaps damaged after a power cut: then it is carried along. A command that
+        # began and was killed must not run twice.
         empty = answer["rc"] == 0 and not answer["stdout"].strip()
         if empty or (answer["rc"] != 0 and any(mark in answer["stderr"] for mark in NEVER_BEGAN)):
             answer = self._carry_and_run(part, python, words, stdin)
