@@ -48,12 +48,12 @@ def test_a_server_that_serves_has_no_failed_unit(finished: Machine) -> None:
 def test_an_operator_who_is_not_root_uses_sudo(finished: Machine, play: Callable[..., Any], password: str) -> None:
     rights = "ALL=(ALL) ALL" if password else "ALL=(ALL) NOPASSWD: ALL"
     finished.ssh(
-        f"id operator 2>/dev/null || useradd --create-home --shell /bin/bash operator; "
-        f"echo 'operator:{password or 'unused'}' | chpasswd; echo 'operator {rights}' > /etc/sudoers.d/operator; "
-        "install -d -o operator -m 700 /home/operator/.ssh; "
-        "install -o operator -m 600 /root/.ssh/authorized_keys /home/operator/.ssh/authorized_keys"
+        f"id ops 2>/dev/null || useradd --create-home --shell /bin/bash ops; "
+        f"echo 'ops:{password or 'unused'}' | chpasswd; echo 'ops {rights}' > /etc/sudoers.d/ops; "
+        "install -d -o ops -m 700 /home/ops/.ssh; "
+        "install -o ops -m 600 /root/.ssh/authorized_keys /home/ops/.ssh/authorized_keys"
     )
-    extra = {"ansible_user": "operator", **({"ansible_become_password": password} if password else {})}
+    extra = {"ansible_user": "ops", **({"ansible_become_password": password} if password else {})}
     played = play(finished, "site.yml", extra)
     assert played.rc == 0, played.stdout
     assert played.recap["h100-sg-01"]["changed"] == 0

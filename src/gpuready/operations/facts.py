@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import os
 import shutil
 import subprocess
 import tempfile
@@ -21,6 +22,7 @@ PYTHON = "/usr/bin/python3"
 """The server's own Python: engines are built on it, whichever one runs this."""
 APT_HELPER = "/usr/lib/apt/apt-helper"
 REPOSITORY_SECONDS = 20
+LOCAL_SCHEMES = ("file", "copy")
 
 
 def show(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,7 +67,7 @@ def show(request: Mapping[str, Any]) -> dict[str, Any]:
         "models": {path: read_model_facts(path) for path in request.get("models", [])},
         "engines": engine_folders(),
         "packages": packages,
-        "candidates": candidates([name for name, version in packages.items() if version is None]),
+        "candidates": candidates([name for name in request.get("offered", []) if packages.get(name) is None]),
         "repositories": repositories() if None in packages.values() and shutil.which("apt-get") else [],
         "stored_plan": stored,
         "placement": placement(stored),
@@ -125,18 +127,35 @@ def installed_packages(names: list[str]) -> dict[str, str | None]:
 
 
 def candidates(names: list[str]) -> dict[str, str | None]:
-    """Return the version that the server's package sources offer of each package; None where none does."""
+    """Return the version that the server's package sources offer of each package; None where none does.
+
+    Where the server's package lists do not know one, newer lists are looked at, beside the server's own.
+    """
     found: dict[str, str | None] = dict.fromkeys(names)
     if names and shutil.which("apt-cache"):
-        answer = subprocess.run(
-            ["apt-cache", "policy", *names], capture_output=True, text=True, check=False, env={"LC_ALL": "C"}
-        )
-        name = ""
-        for line in answer.stdout.splitlines():
-            if not line.startswith(" "):
-                name = line.rstrip(":")
-            elif line.strip().startswith("Candidate:") and "(none)" not in line:
-                found[name] = line.split(":", 1)[1].strip()
+        found |= _policy(names, [])
+        if None in found.values():
+            with tempfile.TemporaryDirectory() as folder:
+                Path(folder, "partial").mkdir()
+                # apt fetches as a user of its own where it may not write as root.
+                lists = ["-o", f"Dir::State::lists={folder}", "-o", "APT::Sandbox::User=root"]
+                subprocess.run(["apt-get", *lists, "update", "-q"], capture_output=True, check=False)
+                found |= _policy(names, [*lists, "-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache="])
+    return found
+
+
+def _policy(names: list[str], options: list[str]) -> dict[str, str]:
+    """Return the candidate of each package that apt knows one of."""
+    environment = {**os.environ, "LC_ALL": "C"}
+    answer = subprocess.run(
+        ["apt-cache", *options, "policy", *names], capture_output=True, text=True, check=False, env=environment
+    )
+    found, name = {}, ""
+    for line in answer.stdout.splitlines():
+        if not line.startswith(" "):
+            name = line.rstrip(":")
+        elif line.strip().startswith("Candidate:") and "(none)" not in line:
+            found[name] = line.split(":", 1)[1].strip()
     return found
 
 
@@ -159,6 +178,10 @@ def release_files(printed: str) -> list[str]:
 
 def _ask_repository(address: str) -> dict[str, str]:
     uri, _, suite = address.removesuffix("/InRelease").partition("/dists/")
+    scheme, _, path = address.partition(":")
+    if scheme in LOCAL_SCHEMES:
+        place = Path(path.removeprefix("//")).parent
+        return {"uri": uri, "suite": suite, "problem": "" if place.is_dir() else f"{place} does not exist"}
     problem = "no answer"
     with tempfile.TemporaryDirectory() as folder:
         # An old mirror has the signature beside the file instead of in it.

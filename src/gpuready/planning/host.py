@@ -21,10 +21,13 @@ GATEWAY_FOLDER = "/etc/gpuready/gateway"
 def needs_of(spec: Mapping[str, Any] | None, stack: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the input of `gpuready facts show` that answers everything preflight and planner ask."""
     deployments = spec["gpuready_deployments"] if spec else []
+    packages = list(stack["host"]["cuda"]["packages"]) if stack else []
     return {
         "paths": list(PATHS),
         "models": [one["model_path"] for one in deployments if one["model_path"]],
-        "packages": list(stack["host"]["cuda"]["packages"]) if stack else [],
+        "packages": packages,
+        # The distribution's archive is added by the stage itself; other sources must be there already.
+        "offered": packages if stack and stack["host"]["cuda"]["source"] == "configured" else [],
     }
 
 

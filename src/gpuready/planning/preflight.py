@@ -248,8 +248,5 @@ def candidate_failures(host: str, cuda: Mapping[str, Any], facts: Mapping[str, A
     if not missing:
         return []
     what = f"host {host}: no package source of the server offers {', '.join(missing)}"
-    fix = (
-        "add NVIDIA's CUDA repository for this distribution, as NVIDIA's CUDA Installation Guide for Linux says, "
-        "and run apt-get update on the server"
-    )
+    fix = "add NVIDIA's CUDA repository for this distribution, as NVIDIA's CUDA Installation Guide for Linux says"
     return [Failure("preflight.no_candidate", what, "", fix)]
