@@ -61,7 +61,8 @@ class ActionModule(ActionBase):
             return self._refuse(result, failures)
         gateway = self._knobs("gateway", task_vars)
         try:
-            failures += self._firewall_failures(host, gateway, task_vars)
+            closed = self._firewall_failures(host, gateway, task_vars)
+            failures += [with_place(failure, host, locate) for failure in closed]
             facts = self._facts(host, needs_of(spec, stack), task_vars)
             generated = self._generated_models(spec)
             plan, refused = decide(host, spec, gateway, facts, generated, cuda)
@@ -166,7 +167,7 @@ class ActionModule(ActionBase):
         try:
             firewall.wanted_from(asked)
         except Refusal as refusal:
-            return [Failure(one.code, f"host {host}: {one.what}", one.why, one.fix) for one in refusal.failures]
+            return [Failure(one.code, f"host {host}, {one.what}", one.why, one.fix) for one in refusal.failures]
         return []
 
     def _generated_models(self, spec: dict) -> dict[str, dict]:

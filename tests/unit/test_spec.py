@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpuready.spec.check import check_declaration
+from gpuready.outcome import Failure
+from gpuready.spec.check import check_declaration, with_place
 from gpuready.spec.inventory import locator, role_defaults, role_options
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -156,3 +157,9 @@ def test_the_example_inventory_is_a_good_declaration() -> None:
         spec, failures = check_declaration("h1", values, role_options(ROOT / "roles"))
         assert not failures, path
         assert spec is not None
+
+
+@pytest.mark.parametrize("key", ["gpuready_gpu_count", "gateway_port", "base_firewall_open"])
+def test_a_refusal_of_a_later_check_gets_its_place_too(key: str) -> None:
+    placed = with_place(Failure("x", f"host h1, {key} = 1 is refused"), "h1", lambda name: f"{name}.yml:3")
+    assert placed.what == f"host h1, {key}.yml:3, {key} = 1 is refused"

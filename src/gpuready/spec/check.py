@@ -61,7 +61,7 @@ def unknown_names(
 
 def with_place(failure: Failure, host: str, locate: Locate) -> Failure:
     """Return a failure of planner or preflight with the file and line of the variable that it names."""
-    named = re.match(rf"host {re.escape(host)}, (gpuready_[a-z_]+|gateway_[a-z_]+|deployment )", failure.what)
+    named = re.match(rf"host {re.escape(host)}, ((?:gpuready|gateway|base)_[a-z_]+|deployment )", failure.what)
     if named is None:
         return failure
     key = "gpuready_deployments" if named[1] == "deployment " else named[1]
