@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gpuready import catalog
 from gpuready.outcome import Refusal
 from gpuready.planning.memory import budget
 from gpuready.planning.model import ModelFacts, UnknownModel, read_facts
@@ -212,3 +213,10 @@ def test_the_same_gpu_for_two_deployments() -> None:
     declared = spec(deployment(name="a", gpus=[0, 1]), deployment(name="b", gpus=[1, 2]))
     _, failures = place("h1", declared, {})
     assert "GPU 1 is taken by another deployment" in failures[0].sentence()
+
+
+@pytest.mark.parametrize("name", catalog.load("stacks")["stacks"])
+def test_workers_of_every_engine_meet_on_loopback(name: str) -> None:
+    for engine in catalog.load("stacks")["stacks"][name]["engines"].values():
+        assert engine["environment"]["GLOO_SOCKET_IFNAME"] == "lo"
+        assert engine["environment"]["VLLM_HOST_IP"] == "127.0.0.1"
