@@ -57,19 +57,16 @@ Hosts = Machine | Mapping[str, Machine | str]
 """One machine, known to Ansible as h100-sg-01; or by name, a machine or an address."""
 
 
-def run_playbook(
+@contextlib.contextmanager
+def invocation(
     sim: Sim,
     hosts: Hosts,
     playbook: str = "site.yml",
     extra: Mapping[str, Any] | None = None,
     *args: str,
     group_vars: Mapping[str, Any] | None = None,
-    timeout: float = 1200,
-) -> Played:
-    """Run a playbook of ours against test machines, with inventories/sim's variables.
-
-    `extra` are extra vars (they win); `group_vars` are added to the group h100-sg in the inventory itself.
-    """
+) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """Give the command line and the environment of a run against test machines; what they name goes afterwards."""
     named: Mapping[str, Machine | str] = {"h100-sg-01": hosts} if isinstance(hosts, Machine) else hosts
     # Short, because a control socket's path is limited; new, because addresses are used again.
     folder = Path(tempfile.mkdtemp(prefix="gr-"))
@@ -95,6 +92,34 @@ def run_playbook(
             "ANSIBLE_SSH_ARGS": "-o ControlMaster=auto -o ControlPersist=20s -o ServerAliveInterval=15",
             "PATH": f"{CHECKOUT / '.venv/bin'}:{env.get('PATH', os.defpath)}",
         }
+        yield argv, env
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def played(rc: int, stdout: str, started: float) -> Played:
+    """Return what a run that has ended came to."""
+    recap = {
+        host: {key: int(count) for key, count in (pair.split("=") for pair in counts.split())}
+        for host, counts in RECAP.findall(stdout)
+    }
+    return Played(rc, stdout, recap, time.monotonic() - started)
+
+
+def run_playbook(
+    sim: Sim,
+    hosts: Hosts,
+    playbook: str = "site.yml",
+    extra: Mapping[str, Any] | None = None,
+    *args: str,
+    group_vars: Mapping[str, Any] | None = None,
+    timeout: float = 1200,
+) -> Played:
+    """Run a playbook of ours against test machines, with inventories/sim's variables.
+
+    `extra` are extra vars (they win); `group_vars` are added to the group h100-sg in the inventory itself.
+    """
+    with invocation(sim, hosts, playbook, extra, *args, group_vars=group_vars) as (argv, env):
         started = time.monotonic()
         done = subprocess.run(
             argv,
@@ -107,13 +132,7 @@ def run_playbook(
             timeout=timeout,
             check=False,
         )
-        recap = {
-            host: {key: int(count) for key, count in (pair.split("=") for pair in counts.split())}
-            for host, counts in RECAP.findall(done.stdout)
-        }
-        return Played(done.returncode, done.stdout, recap, time.monotonic() - started)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    return played(done.returncode, done.stdout, started)
 
 
 def _write_inventory(sim: Sim, folder: Path, hosts: Mapping[str, Machine | str], group_vars: Mapping[str, Any]) -> None:
