@@ -19,11 +19,11 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sim.machine import doctor, image, lifecycle, network, packages, pool
+from sim.machine import doctor, image, lifecycle, network, packages, pool, servers
 from sim.machine.common import CHECKOUT, FAILED, REFUSED, Sim, SimError, read_json, run
 from sim.machine.machine import ready
 
-MACHINE, GROUP, SUITE = "h100-sg-01", "h100-sg", "trixie"
+MACHINE, GROUP = "h100-sg-01", "h100-sg"
 GATEWAY_PORT = 8080
 LOGS = CHECKOUT / ".cache/log"
 PLAYBOOK = [".venv/bin/ansible-playbook", "-i", "inventories/sim", "site.yml", "-l", GROUP]
@@ -182,9 +182,9 @@ def up(sim: Sim) -> None:
         run(["scripts/setup"], log=LOGS / "setup.log", env={**os.environ, "GPUREADY_PYTHON": sys.executable})
     with step(3, "Building the Debian image"), sim.lock():
         ready(sim)
-        image.ensure(sim, SUITE)
+        image.ensure(sim, servers.kind_of(MACHINE))
     with step(4, f"Booting {MACHINE}"):
-        machine = lifecycle.up(sim, MACHINE, suite=SUITE)
+        machine = lifecycle.up(sim, MACHINE)
     with step(5, f"Running {' '.join(PLAYBOOK)}", own_lines=True):
         play()
     gateway = f"http://{machine.address}:{GATEWAY_PORT}"

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from sim.machine import doctor, identity, image, packages, pool
+from sim.machine import doctor, identity, image, packages, pool, servers
 from sim.machine.common import FAILED, Sim, SimError
 from sim.machine.lifecycle import down, up
 from sim.machine.machine import Machine, machines
@@ -21,14 +21,15 @@ def say(line: str) -> None:
 
 def _up(sim: Sim, args: argparse.Namespace) -> None:
     started = time.monotonic()
-    machine = up(sim, args.name, args.source, args.suite, args.address, say)
+    kind = servers.kind_of(args.name, args.suite, args.preset)
+    machine = up(sim, args.name, args.source, kind, args.address, say)
     say(f"{machine.name} is up at {machine.address} ({time.monotonic() - started:.1f} s)")
 
 
 def _start(sim: Sim, args: argparse.Namespace) -> None:
     machine = Machine(sim, args.name)
     _ = machine.record
-    _up(sim, argparse.Namespace(name=args.name, source="", suite=machine.record.suite, address=""))
+    _up(sim, argparse.Namespace(name=args.name, source="", suite="", preset="", address=""))
 
 
 def _stop(sim: Sim, args: argparse.Namespace) -> None:
@@ -95,7 +96,8 @@ def parser() -> argparse.ArgumentParser:
     made = verb("up", _up, "make the machine if there is none, and boot it")
     made.add_argument("name")
     made.add_argument("--from", dest="source", default="", metavar="IMAGE", help="a saved image instead of a blank one")
-    made.add_argument("--suite", default="trixie", choices=image.SUITES, help="Debian release (default: trixie)")
+    made.add_argument("--suite", default="", choices=image.SUITES, help="Debian release (default: by its name)")
+    made.add_argument("--preset", default="", choices=image.presets(), help="hardware (default: by its name)")
     made.add_argument("--address", default="", help="its address (default: the next free one)")
     for name, action, text in (
         ("start", _start, "boot a machine that was stopped"),

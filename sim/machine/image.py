@@ -12,6 +12,7 @@ from pathlib import Path
 
 from sim.machine import pool, sources
 from sim.machine.common import CHECKOUT, REFUSED, Say, Sim, SimError, quiet, run, tree_hash
+from sim.machine.servers import Kind
 
 SUITES = ("trixie", "bookworm")
 PACKAGES = (
@@ -33,7 +34,7 @@ PACKAGES = (
     "tzdata",
 )
 HARDWARE = CHECKOUT / "sim/hardware/install.py"
-HARDWARE_PRESET = "h100-80gb-sxm-x8"
+PRESETS = CHECKOUT / "sim/hardware/presets"
 MARKER = "etc/gpuready-simulated-machine"
 RECIPE = [
     CHECKOUT / "sim/machine/image.py",
@@ -45,40 +46,49 @@ MASKED = ("apt-daily.timer", "apt-daily-upgrade.timer")
 """Timers that would take apt's lock in the middle of a test."""
 
 
-def key(suite: str) -> str:
-    """Return the image's name: the suite and a hash over all that it is built from."""
-    if suite not in SUITES:
+def presets() -> list[str]:
+    """Return the names of the hardware presets."""
+    return sorted(file.stem for file in PRESETS.glob("*.json"))
+
+
+def key(kind: Kind) -> str:
+    """Return the image's name: suite, hardware, and a hash over all that it is built from."""
+    if kind.suite not in SUITES:
         raise SimError(
-            f"{suite} is not a Debian release that the simulation builds", f"take {' or '.join(SUITES)}", REFUSED
+            f"{kind.suite} is not a Debian release that the simulation builds", f"take {' or '.join(SUITES)}", REFUSED
+        )
+    if kind.preset not in presets():
+        raise SimError(
+            f"{kind.preset} is not a hardware preset of the simulation", f"take {' or '.join(presets())}", REFUSED
         )
     taken_over = json.dumps(sources.host_mirrors()) + sources.apt_settings()
     hashed = tree_hash([*(path for path in RECIPE if path.exists()), *sources.host_cas()], taken_over)
-    return f"{suite}-{hashed}"
+    return f"{kind.suite}-{kind.preset}-{hashed}"
 
 
-def ensure(sim: Sim, suite: str, say: Say = quiet) -> str:
-    """Return the name of the suite's image; build it when there is none of this recipe. Hold the lock."""
-    name = key(suite)
+def ensure(sim: Sim, kind: Kind, say: Say = quiet) -> str:
+    """Return the name of the kind's image; build it when there is none of this recipe. Hold the lock."""
+    name = key(kind)
     if pool.is_subvolume(sim.pool / "images" / name):
         return name
-    say(f"building the {suite} image {name}")
+    say(f"building the image {name}")
     started = time.monotonic()
     building = pool.scratch(sim, name)
     pool.create(building)
-    _install_system(sim, suite, building)
+    _install_system(sim, kind.suite, building)
     _configure(building)
     if HARDWARE.exists():
         run(
-            [sys.executable, str(HARDWARE), "--root", str(building), "--preset", HARDWARE_PRESET],
+            [sys.executable, str(HARDWARE), "--root", str(building), "--preset", kind.preset],
             log=sim.log / f"image-{name}.log",
         )
     _mark(building, name)
     pool.keep_image(sim, building, name)
     for other in pool.images(sim):
         # A machine made from an image is a copy of its own; the old recipe's image is not needed.
-        if re.fullmatch(rf"{suite}-[0-9a-f]{{12}}", other) and other != name:
+        if re.fullmatch(rf"{kind.suite}-{kind.preset}-[0-9a-f]{{12}}", other) and other != name:
             pool.delete(sim, sim.pool / "images" / other)
-    say(f"built the {suite} image in {time.monotonic() - started:.0f} s")
+    say(f"built the image {name} in {time.monotonic() - started:.0f} s")
     return name
 
 

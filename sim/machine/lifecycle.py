@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import shutil
 
-from sim.machine import doctor, image, network, packages, pool
+from sim.machine import doctor, image, network, packages, pool, servers
 from sim.machine.common import Say, Sim, quiet
 from sim.machine.machine import Machine, machines, ready
+from sim.machine.servers import Kind
 
 
 def up(
     sim: Sim,
     name: str,
     source: str = "",
-    suite: str = "trixie",
+    kind: Kind | None = None,
     address: str = "",
     say: Say = quiet,
 ) -> Machine:
-    """Make the machine if there is none, boot it, and wait until it answers."""
+    """Make the machine if there is none, boot it, and wait until it answers; its kind follows from its name."""
+    kind = kind or servers.kind_of(name)
     doctor.refuse_if_unfit(sim)
     machine = Machine(sim, name)
     packages.install(packages.missing())
     with sim.lock():
         ready(sim)
         if not machine.exists():
-            machine.create(source or image.ensure(sim, suite, say), suite, address)
+            machine.create(source or image.ensure(sim, kind, say), kind.suite, address)
         machine.start()
     machine.wait_for_ssh()
     return machine

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from sim.machine import apt_cache, cgroups, identity, network, pool, process
 from sim.machine.common import FAILED, REFUSED, Sim, SimError, read_json, run, write_atomically
+from sim.machine.servers import KNOWN
 
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?")
-KNOWN_PLACES = {"h100-sg-01": 11}
 FREE_PLACES = range(20, 50)
 SSH_SECONDS, BOOT_SECONDS, STOP_SECONDS = 90.0, 240.0, 40.0
 KEEPER = (
@@ -118,8 +118,8 @@ class Machine:
                     f"the address {wanted} belongs to the machine {taken[wanted]}", "give another one", REFUSED
                 )
             return wanted
-        if self.name in KNOWN_PLACES:
-            return self.sim.address(KNOWN_PLACES[self.name])
+        if self.name in KNOWN:
+            return self.sim.address(KNOWN[self.name].place)
         for place in FREE_PLACES:
             if self.sim.address(place) not in taken:
                 return self.sim.address(place)

@@ -1,7 +1,8 @@
 """Booted machines for tests. They run beside the quickstart's server: own names (t-...), addresses from .50 on.
 
 Fixtures: `machines` (a factory), `blank` (a fresh server), `finished_image` and `finished` (site.yml has been
-applied; cached in the pool by a hash over all that it depends on), `play` (ansible-playbook against them).
+applied; cached in the pool by a hash over all that it depends on), `finished_bookworm` (the same on Debian 12),
+`play` (ansible-playbook against them).
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sim.machine import doctor, identity, image, network, packages, pool
+from sim.machine import doctor, identity, image, network, packages, pool, servers
 from sim.machine.common import CHECKOUT, Sim, SimError, tree_hash
 from sim.machine.machine import Machine, ready
 from sim.machine.machine import machines as all_machines
+from tests.machines import standin_cuda_repository
 
 PLACES = range(50, 200)
 FINISHED_KEPT = 2
@@ -54,7 +56,7 @@ class Played:
 
 
 Hosts = Machine | Mapping[str, Machine | str]
-"""One machine, known to Ansible as h100-sg-01; or by name, a machine or an address."""
+"""One machine, known to Ansible as its suite's server of inventories/sim; or by name, a machine or an address."""
 
 
 @contextlib.contextmanager
@@ -67,7 +69,7 @@ def invocation(
     group_vars: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[list[str], dict[str, str]]]:
     """Give the command line and the environment of a run against test machines; what they name goes afterwards."""
-    named: Mapping[str, Machine | str] = {"h100-sg-01": hosts} if isinstance(hosts, Machine) else hosts
+    named: Mapping[str, Machine | str] = {server_name(hosts): hosts} if isinstance(hosts, Machine) else hosts
     # Short, because a control socket's path is limited; new, because addresses are used again.
     folder = Path(tempfile.mkdtemp(prefix="gr-"))
     try:
@@ -78,8 +80,6 @@ def invocation(
             "-i",
             str(folder / "inventory"),
             playbook,
-            "-l",
-            "h100-sg",
             "-e",
             f"@{folder / 'extra.json'}",
             *args,
@@ -117,7 +117,7 @@ def run_playbook(
 ) -> Played:
     """Run a playbook of ours against test machines, with inventories/sim's variables.
 
-    `extra` are extra vars (they win); `group_vars` are added to the group h100-sg in the inventory itself.
+    `extra` are extra vars (they win); `group_vars` are added to the hosts' groups in the inventory itself.
     """
     with invocation(sim, hosts, playbook, extra, *args, group_vars=group_vars) as (argv, env):
         started = time.monotonic()
@@ -135,14 +135,21 @@ def run_playbook(
     return played(done.returncode, done.stdout, started)
 
 
+def server_name(machine: Machine) -> str:
+    """Return the name of the server of inventories/sim that a machine stands for."""
+    suite = machine.record.suite
+    return next(name for name, server in servers.KNOWN.items() if server.kind.suite == suite)
+
+
 def _write_inventory(sim: Sim, folder: Path, hosts: Mapping[str, Machine | str], group_vars: Mapping[str, Any]) -> None:
     folder.mkdir()
     for entry in (CHECKOUT / "inventories/sim").iterdir():
         if entry.name != "hosts.yml":
             (folder / entry.name).symlink_to(entry)
-    addresses = {
-        name: {"ansible_host": where.address if isinstance(where, Machine) else where} for name, where in hosts.items()
-    }
+    groups: dict[str, dict[str, Any]] = {}
+    for name, where in hosts.items():
+        group = groups.setdefault(name.rpartition("-")[0], {"hosts": {}, "vars": dict(group_vars)})
+        group["hosts"][name] = {"ansible_host": where.address if isinstance(where, Machine) else where}
     (folder / "hosts.yml").write_text(
         json.dumps(
             {
@@ -152,7 +159,7 @@ def _write_inventory(sim: Sim, folder: Path, hosts: Mapping[str, Machine | str],
                         "ansible_ssh_private_key_file": str(identity.key_file(sim)),
                         "ansible_ssh_common_args": " ".join(identity.ssh_options(sim)),
                     },
-                    "children": {"h100-sg": {"hosts": addresses, "vars": dict(group_vars)}},
+                    "children": groups,
                 }
             },
             indent=2,
@@ -173,7 +180,7 @@ class Factory:
         with self.sim.lock():
             taken = {other.address for other in all_machines(self.sim)}
             free = next(address for address in map(self.sim.address, PLACES) if address not in taken)
-            machine.create(source or image.ensure(self.sim, suite), suite, free)
+            machine.create(source or image.ensure(self.sim, servers.kind_of_suite(suite)), suite, free)
             self.made.append(machine)
             if start:
                 machine.start()
@@ -263,7 +270,9 @@ def play(sim: Sim) -> Play:
 def finished_key(suite: str = "trixie") -> str:
     """Return the name of the image of a finished server: a hash over all that site.yml depends on."""
     parts = [CHECKOUT / part for part in SITE_PARTS if (CHECKOUT / part).exists()]
-    return f"finished-{suite}-{tree_hash(parts, image.key(suite))}"
+    if suite == "bookworm":
+        parts.append(Path(standin_cuda_repository.__file__))
+    return f"finished-{suite}-{tree_hash(parts, image.key(servers.kind_of_suite(suite)))}"
 
 
 @contextlib.contextmanager
@@ -273,13 +282,18 @@ def _only_one_builds(sim: Sim) -> Iterator[None]:
         yield
 
 
-def ensure_finished(sim: Sim, machines: Factory, suite: str = "trixie") -> str:
-    """Return the image of a finished server; apply site.yml to a blank one when there is none."""
+def ensure_finished(sim: Sim, machines: Factory, suite: str = "trixie", toolkit: Path | None = None) -> str:
+    """Return the image of a finished server; apply site.yml to a blank one when there is none.
+
+    `toolkit` is the root of a server that has the CUDA toolkit: a stand-in repository offers it under NVIDIA's names.
+    """
     key = finished_key(suite)
     with _only_one_builds(sim):
         if pool.is_subvolume(sim.pool / "images" / key):
             return key
         machine = machines(f"finish-{suite}", suite=suite)
+        if toolkit:
+            standin_cuda_repository.offer(machine, toolkit)
         played = run_playbook(sim, machine)
         if played.rc:
             log = CHECKOUT / f".cache/log/{key}.log"
@@ -316,3 +330,15 @@ def finished_clone(machines: Factory, finished_image: str, request: pytest.Fixtu
     machine = machines(_label(request, "done"), finished_image)
     yield machine
     machines.give_back(machine)
+
+
+@pytest.fixture(scope="session")
+def toolkit(sim: Sim, finished_image: str) -> Path:
+    """The root of a server that has Debian 13's CUDA toolkit, from which the stand-in repository is made."""
+    return sim.pool / "images" / finished_image
+
+
+@pytest.fixture(scope="session")
+def finished_bookworm(sim: Sim, machines: Factory, toolkit: Path) -> Machine:
+    """The finished second server: Debian 12, A100, CUDA under NVIDIA's names; all tests share it."""
+    return machines("bookworm", ensure_finished(sim, machines, "bookworm", toolkit), "bookworm")

@@ -11,10 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from sim import quickstart
 from sim.machine import __main__ as cli
-from sim.machine import apt_cache, doctor, identity, image, machine, network, packages, pool, process, sources
-from sim.machine.common import CANNOT, FAILED, REFUSED, Sim, SimError, read_json, run, tree_hash, write_atomically
+from sim.machine import apt_cache, doctor, identity, image, machine, network, packages, pool, process, servers, sources
+from sim.machine.common import (
+    CANNOT,
+    CHECKOUT,
+    FAILED,
+    REFUSED,
+    Sim,
+    SimError,
+    read_json,
+    run,
+    tree_hash,
+    write_atomically,
+)
+from sim.machine.servers import Kind
 
 
 @pytest.fixture
@@ -131,11 +144,43 @@ def test_a_changed_builder_has_another_key(tmp_path: Path) -> None:
     assert len({first, second, tree_hash([recipe]), tree_hash([recipe], "more")}) == 4
 
 
-def test_an_unknown_release_is_refused() -> None:
-    assert image.key("trixie").startswith("trixie-")
-    assert image.key("trixie")[7:] == image.key("bookworm")[9:]
+def test_an_image_is_keyed_by_release_and_hardware() -> None:
+    keys = {image.key(Kind(suite, preset)) for suite in image.SUITES for preset in image.presets()}
+    assert len(keys) == 4
+    assert {key.rpartition("-")[0] for key in keys} >= {"trixie-h100-80gb-sxm-x8", "bookworm-a100-80gb-sxm-x8"}
     with pytest.raises(SimError, match="take trixie or bookworm"):
-        image.key("potato")
+        image.key(Kind("potato", "h100-80gb-sxm-x8"))
+    with pytest.raises(SimError, match="b300 is not a hardware preset of the simulation"):
+        image.key(Kind("trixie", "b300"))
+
+
+@pytest.mark.parametrize(
+    ("name", "suite", "preset", "kind"),
+    [
+        ("h100-sg-01", "", "", ("trixie", "h100-80gb-sxm-x8")),
+        ("a100-la-01", "", "", ("bookworm", "a100-80gb-sxm-x8")),
+        ("a100-la-01", "trixie", "", ("trixie", "a100-80gb-sxm-x8")),
+        ("other", "", "", ("trixie", "h100-80gb-sxm-x8")),
+        ("other", "bookworm", "", ("bookworm", "a100-80gb-sxm-x8")),
+        ("other", "bookworm", "h100-80gb-sxm-x8", ("bookworm", "h100-80gb-sxm-x8")),
+    ],
+)
+def test_a_name_says_which_machine_it_is(name: str, suite: str, preset: str, kind: tuple[str, str]) -> None:
+    assert servers.kind_of(name, suite, preset) == Kind(*kind)
+
+
+def test_the_inventory_names_every_known_server_with_its_card() -> None:
+    hosts = yaml.safe_load((CHECKOUT / "inventories/sim/hosts.yml").read_text())["all"]["children"]
+    found = {
+        name: (group, str(one["sim_address"])) for group, part in hosts.items() for name, one in part["hosts"].items()
+    }
+    assert {name: address for name, (_, address) in found.items()} == {
+        name: f"10.89.37.{server.place}" for name, server in servers.KNOWN.items()
+    }
+    for name, (group, _) in found.items():
+        declared = yaml.safe_load((CHECKOUT / f"inventories/sim/group_vars/{group}.yml").read_text())
+        shown = f"{declared['gpuready_gpu_model']}-x{declared['gpuready_gpu_count']}"
+        assert servers.KNOWN[name].kind.preset == shown
 
 
 def test_the_pool_is_sized_from_the_disk_and_refused_on_a_full_one(sim: Sim) -> None:

@@ -110,7 +110,11 @@ def _archive_failures(host: str, name: str, stack: Mapping[str, Any], facts: Map
         return []
     what = f"host {host}, gpuready_stack = {name!r} takes CUDA {cuda['version']} from Debian's own archive"
     why = f"the archive of {system['id']} {system['version']} holds {held or 'no known version'}"
-    return [Failure("preflight.cuda_source", what, why, "use Debian 13, or a stack with NVIDIA's own packages")]
+    fix = (
+        "add NVIDIA's CUDA repository to the server, set cuda_source: configured and cuda_packages to NVIDIA's names "
+        f"(cuda-toolkit-{cuda['version'].replace('.', '-')}), or use Debian 13"
+    )
+    return [Failure("preflight.cuda_source", what, why, fix)]
 
 
 def decide(

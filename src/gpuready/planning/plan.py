@@ -124,7 +124,10 @@ def effective_stack(spec: Mapping[str, Any], cuda: Mapping[str, Any]) -> dict[st
     stack = catalog.load("stacks")["stacks"].get(spec["gpuready_stack"])
     if stack is None:
         return None
-    return {**stack, "host": {**stack["host"], "cuda": {**stack["host"]["cuda"], **cuda}}}
+    chosen = {**stack["host"]["cuda"], **cuda}
+    # NVIDIA's packages put each version beside the others, the distribution's own is a part of it.
+    chosen["home"] = f"/usr/local/cuda-{chosen['version']}" if chosen["source"] == "configured" else "/usr"
+    return {**stack, "host": {**stack["host"], "cuda": chosen}}
 
 
 def make_plan(
