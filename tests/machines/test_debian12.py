@@ -102,6 +102,6 @@ def test_the_repository_is_a_stand_in_that_only_tests_make() -> None:
         path
         for folder in ("roles", "playbooks", "plugins", "src", "sim", "scripts")
         for path in (CHECKOUT / folder).rglob("*")
-        if path.is_file() and "standin_cuda" in path.read_text(errors="replace")
+        if path.is_file() and path.suffix != ".md" and "standin_cuda" in path.read_text(errors="replace")
     ]
     assert users == []
