@@ -18,12 +18,15 @@ from gpuready.rendering import zipapp
 INSTALLED = "/opt/gpuready"
 NEVER_BEGAN = ("can't open file", "can't find '__main__'", "zipimport.ZipImportError", "zlib.error", "null bytes")
 DEFAULT_PYTHON = "/usr/bin/python3"
+# Built here, because Ansible loads this file before it forks a worker for each task and host.
+zipapp.build()
 
 
 class ActionModule(ActionBase):
     """`gpuready: {noun: ..., verb: ..., input: {...}}`."""
 
-    TRANSFERS_FILES = True
+    # Else Ansible makes and removes a temporary folder around every task: two round trips for what is seldom sent.
+    TRANSFERS_FILES = False
     _supports_check_mode = True
     _supports_diff = True
 

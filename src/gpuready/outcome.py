@@ -1,7 +1,7 @@
 """What every command returns and how every refusal is said.
 
 The shapes are a contract: Ansible, people and scripts read the same JSON,
-`{changed, summary, diff, failures: [{code, what, why, fix}]}`.
+`{changed, summary, diff, undecided, failures: [{code, what, why, fix}]}`.
 """
 
 from __future__ import annotations
@@ -73,9 +73,18 @@ class Result:
     summary: str = ""
     diff: list[Change] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+    undecided: list[str] = field(default_factory=list)
+    """What `--check` cannot know yet, because it depends on something that would be installed first."""
     data: dict[str, Any] = field(default_factory=dict)
     """What a reading verb was asked for, e.g. the facts."""
     exit: Exit = Exit.DONE
+
+    def include(self, other: Result) -> None:
+        """Add what another step of the same command did; its data stays its own."""
+        self.changed = self.changed or other.changed
+        self.diff += other.diff
+        self.undecided += other.undecided
+        self.failures += other.failures
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON contract of every command."""
@@ -83,6 +92,7 @@ class Result:
             "changed": self.changed,
             "summary": self.summary,
             "diff": [change.as_ansible() for change in self.diff],
+            "undecided": self.undecided,
             "failures": [asdict(failure) for failure in self.failures],
             "data": self.data,
         }

@@ -29,7 +29,9 @@ from sim.machine.machine import machines as all_machines
 from tests.machines import standin_cuda_repository
 
 PLACES = range(50, 200)
-FINISHED_KEPT = 2
+IMAGES_KEPT = {"prepared": 2, "finished": 4}
+PREPARED_PARTS = ("src/gpuready/catalog/stacks.yaml", "src/gpuready/catalog/locks")
+PREPARED_BY = "playbooks/cuda.yml playbooks/engines.yml"
 SITE_PARTS = (
     "site.yml",
     "ansible.cfg",
@@ -79,7 +81,7 @@ def invocation(
             str(CHECKOUT / ".venv/bin/ansible-playbook"),
             "-i",
             str(folder / "inventory"),
-            playbook,
+            *playbook.split(),
             "-e",
             f"@{folder / 'extra.json'}",
             *args,
@@ -115,7 +117,7 @@ def run_playbook(
     group_vars: Mapping[str, Any] | None = None,
     timeout: float = 1200,
 ) -> Played:
-    """Run a playbook of ours against test machines, with inventories/sim's variables.
+    """Run a playbook of ours (or several, with spaces between) on test machines, with inventories/sim's variables.
 
     `extra` are extra vars (they win); `group_vars` are added to the hosts' groups in the inventory itself.
     """
@@ -282,34 +284,55 @@ def _only_one_builds(sim: Sim) -> Iterator[None]:
         yield
 
 
-def ensure_finished(sim: Sim, machines: Factory, suite: str = "trixie", toolkit: Path | None = None) -> str:
-    """Return the image of a finished server; apply site.yml to a blank one when there is none.
+def prepared_key(suite: str = "trixie") -> str:
+    """Return the name of the image of a server that has the large parts: the CUDA toolkit and the engines."""
+    parts = [CHECKOUT / part for part in PREPARED_PARTS]
+    if suite == "bookworm":
+        parts.append(Path(standin_cuda_repository.__file__))
+    return f"prepared-{suite}-{tree_hash(parts, image.key(servers.kind_of_suite(suite)))}"
 
-    `toolkit` is the root of a server that has the CUDA toolkit: a stand-in repository offers it under NVIDIA's names.
-    """
-    key = finished_key(suite)
+
+def _ensure(
+    sim: Sim, machines: Factory, key: str, source: str, suite: str, playbooks: str, toolkit: Path | None = None
+) -> str:
+    """Return the image `key`; when there is none, apply the playbooks to a clone of `source`."""
     with _only_one_builds(sim):
         if pool.is_subvolume(sim.pool / "images" / key):
             return key
-        machine = machines(f"finish-{suite}", suite=suite)
+        kind = key.split("-")[0]
+        machine = machines(f"{kind}-{suite}", source, suite)
         if toolkit:
             standin_cuda_repository.offer(machine, toolkit)
-        played = run_playbook(sim, machine)
+        played = run_playbook(sim, machine, playbooks)
         if played.rc:
             log = CHECKOUT / f".cache/log/{key}.log"
             log.parent.mkdir(parents=True, exist_ok=True)
             log.write_text(played.stdout)
             machines.give_back(machine)
-            pytest.fail(
-                f"site.yml on a blank {suite} server ended with {played.rc}, see {log}\n{played.stdout[-3000:]}"
-            )
+            pytest.fail(f"{playbooks} ended with {played.rc}, see {log}\n{played.stdout[-3000:]}")
         with sim.lock():
             machine.save_as_image(key)
-            older = [name for name in pool.images(sim) if name.startswith(f"finished-{suite}-")][:-FINISHED_KEPT]
-            for name in older:
+            older = [name for name in pool.images(sim) if name.startswith(f"{kind}-{suite}-") and name != key]
+            for name in older[: -(IMAGES_KEPT[kind] - 1)]:
                 pool.delete(sim, sim.pool / "images" / name)
         machines.give_back(machine)
     return key
+
+
+def ensure_prepared(sim: Sim, machines: Factory, suite: str = "trixie", toolkit: Path | None = None) -> str:
+    """Return the image of a server that has the large parts only; what site.yml then does is quick.
+
+    `toolkit` is the root of a server that has the CUDA toolkit: a stand-in repository offers it under NVIDIA's names.
+    """
+    return _ensure(sim, machines, prepared_key(suite), "", suite, PREPARED_BY, toolkit)
+
+
+def ensure_finished(sim: Sim, machines: Factory, suite: str = "trixie", toolkit: Path | None = None) -> str:
+    """Return the image of a finished server; apply site.yml to a prepared one when there is none."""
+    key = finished_key(suite)
+    if pool.is_subvolume(sim.pool / "images" / key):
+        return key
+    return _ensure(sim, machines, key, ensure_prepared(sim, machines, suite, toolkit), suite, "site.yml")
 
 
 @pytest.fixture(scope="session")

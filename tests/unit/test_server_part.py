@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from gpuready.cli.main import NOUNS
-from gpuready.operations import agent
 from gpuready.rendering import zipapp
 
 
@@ -80,29 +79,3 @@ def test_json_carries_code_what_why_and_fix(pyz: Path) -> None:
     (failure,) = json.loads(answer.stdout)["failures"]
     assert failure["code"] == "input.not_json"
     assert set(failure) == {"code", "what", "why", "fix"}
-
-
-def test_install_is_whole_repeatable_and_prunes(tmp_path: Path) -> None:
-    command = tmp_path / "bin" / "gpuready"
-    folder = tmp_path / "opt"
-    sources = []
-    for number in range(4):
-        source = tmp_path / f"gpuready-{number:016d}.pyz"
-        source.write_text(f"content {number}")
-        sources.append(source)
-        first = agent.install(False, source, folder, command)
-        assert first.changed
-        assert not agent.install(False, source, folder, command).changed
-    assert command.resolve() == folder / sources[-1].name
-    assert sorted(path.name for path in folder.glob("gpuready-*.pyz")) == [sources[2].name, sources[3].name]
-
-
-def test_a_half_copied_server_part_is_replaced(tmp_path: Path) -> None:
-    source = tmp_path / "gpuready-1.pyz"
-    source.write_text("whole")
-    folder = tmp_path / "opt"
-    agent.install(False, source, folder, tmp_path / "gpuready")
-    (folder / source.name).write_text("wh")
-    assert agent.install(True, source, folder, tmp_path / "gpuready").changed
-    assert agent.install(False, source, folder, tmp_path / "gpuready").changed
-    assert (folder / source.name).read_text() == "whole"

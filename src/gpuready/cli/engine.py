@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from gpuready.cli.verb import Call, Verb
+from gpuready.operations import packages
+from gpuready.operations.machine import Machine
 from gpuready.outcome import Failure, Refusal, Result
-from gpuready.planning.plan import engine_folder_name
 from gpuready.serving import engines, locks
 from gpuready.serving.packages import Source
 
@@ -47,17 +48,25 @@ def _install(call: Call) -> Result:
     return engines.install(wanted, check=call.check)
 
 
+def _prepare(call: Call) -> Result:
+    """Install what the engines need from the system, and say which engines are missing."""
+    given = call.input
+    if not isinstance(given.get("packages"), dict) or not isinstance(given.get("folders"), list):
+        what = "the input of engine prepare is {packages: {names: ...}, folders: [...], python: ...}"
+        raise Refusal(Failure("input.engine", what, "a part is missing", "site.yml makes it"))
+    result = packages.ensure(Machine(), packages.Wanted(**given["packages"]), call.check)
+    found = engines.listing(engines.ROOT / "engines", str(given.get("python") or _DEFAULT_PYTHON))
+    whole = [entry["folder"] for entry in found if entry["whole"]]
+    result.data["missing"] = [folder for folder in given["folders"] if folder not in whole]
+    names = ", ".join(Path(folder).name for folder in result.data["missing"])
+    result.summary = f"{result.summary}; {f'missing: {names}' if names else 'every engine is whole'}"
+    return result
+
+
 def _list(call: Call) -> Result:
     given = call.input
     root = Path(given.get("root") or engines.ROOT)
-    found = engines.listing(root / "engines", str(given.get("python") or _DEFAULT_PYTHON))
-    whole = {Path(entry["folder"]).name for entry in found if entry["whole"]}
-    missing = [
-        one
-        for one in given.get("wanted") or []
-        if engine_folder_name(_text(one, "engine"), _text(one, "version"), _text(one, "lock_sha256")) not in whole
-    ]
-    return Result(data={"engines": found, "missing": missing})
+    return Result(data={"engines": engines.listing(root / "engines", str(given.get("python") or _DEFAULT_PYTHON))})
 
 
 def _wheels(call: Call) -> Result:
@@ -67,7 +76,13 @@ def _wheels(call: Call) -> Result:
 
 
 VERBS: dict[str, Verb] = {
+    "prepare": Verb(
+        "install what engines need from the system, and say which engines are missing",
+        _prepare,
+        changes=True,
+        takes_input=True,
+    ),
     "install": Verb("build an engine's environment from its lock", _install, changes=True, takes_input=True),
-    "list": Verb("say which engines are there, and which of the wanted ones are missing", _list, takes_input=True),
+    "list": Verb("say which engines are there, and whether each is whole", _list, takes_input=True),
     "wheels": Verb("say which wheels in folders a lock names by hash", _wheels, takes_input=True),
 }

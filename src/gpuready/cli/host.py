@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from gpuready.cli.verb import Call, Verb
-from gpuready.operations import cuda, firewall, host, packages
+from gpuready.operations import base, cuda, firewall, host, packages
 from gpuready.operations.machine import Machine
 from gpuready.outcome import Failure, Refusal, Result
 
@@ -23,59 +23,46 @@ def _read(what: str, read: Callable[[], _T]) -> _T:
         raise Refusal(Failure("input.shape", f"the input of host {what} has a wrong shape", str(error))) from error
 
 
-def _files(call: Call) -> Result:
-    files = _read("files", lambda: [host.File(**entry) for entry in call.input["files"]])
-    return host.place_files(Machine(), files, call.check)
-
-
-def _sysctl(call: Call) -> Result:
+def _wanted_base(given: dict[str, Any]) -> base.Wanted:
     def setting(entry: dict[str, Any]) -> host.Setting:
         return host.Setting(str(entry["key"]), str(entry["value"]), str(entry.get("reason", "")))
 
-    settings = _read("sysctl", lambda: [setting(entry) for entry in call.input["settings"]])
-    return host.set_parameters(Machine(), settings, call.check)
+    percent, rules = given.get("shm_percent"), given.get("firewall")
+    return base.Wanted(
+        packages=packages.Wanted(**given["packages"]),
+        files=[host.File(**entry) for entry in given["files"]],
+        parameters=[setting(entry) for entry in given["parameters"]],
+        shm_percent=None if percent is None else int(percent),
+        firewall=None if rules is None else firewall.wanted_from(rules),
+    )
 
 
-def _shm(call: Call) -> Result:
-    return host.set_shm(Machine(), _read("shm", lambda: int(call.input["percent"])), call.check)
+def _settle(call: Call) -> Result:
+    return base.settle(Machine(), _read("settle", lambda: _wanted_base(call.input)), call.check)
 
 
-def _time(call: Call) -> Result:
-    return host.keep_time(Machine(), call.check)
-
-
-def _packages(call: Call) -> Result:
-    wanted = _read("packages", lambda: packages.Wanted(**call.input))
-    return packages.ensure(Machine(), wanted, call.check)
-
-
-def _firewall(call: Call) -> Result:
-    wanted = _read("firewall", lambda: firewall.wanted_from(call.input))
-    return firewall.apply(Machine(), wanted, call.check)
-
-
-def _firewall_confirm(call: Call) -> Result:
-    return firewall.confirm(Machine(), call.check)
+def _confirm(call: Call) -> Result:
+    return base.confirm(Machine(), call.check)
 
 
 def _cuda(call: Call) -> Result:
     wanted = _read("cuda", lambda: cuda.Wanted(str(call.input["version"]), str(call.input["sm"])))
-    return cuda.verify(Machine(), wanted, call.check)
+    needed = _read("cuda", lambda: packages.Wanted(**call.input["packages"]))
+    return cuda.install(Machine(), needed, wanted, call.check)
 
 
 VERBS = {
-    "packages": Verb(
-        "install packages, after repairing an interrupted dpkg", _packages, changes=True, takes_input=True
+    "settle": Verb(
+        "bring packages, clock, files, kernel parameters, /dev/shm and packet filter to what is declared",
+        _settle,
+        changes=True,
+        takes_input=True,
     ),
-    "files": Verb(
-        "place small files, each validated by the program that reads it", _files, changes=True, takes_input=True
+    "confirm": Verb("keep the packet filter's rules that are on trial", _confirm, changes=True),
+    "cuda": Verb(
+        "install the CUDA toolkit and prove it: version, and a kernel for the card",
+        _cuda,
+        changes=True,
+        takes_input=True,
     ),
-    "sysctl": Verb(
-        "place kernel parameters and apply those that the kernel allows", _sysctl, changes=True, takes_input=True
-    ),
-    "shm": Verb("give /dev/shm a share of the RAM", _shm, changes=True, takes_input=True),
-    "time": Verb("adopt or start the service that keeps the time", _time, changes=True),
-    "firewall": Verb("put the packet filter's rules on trial", _firewall, changes=True, takes_input=True),
-    "firewall-confirm": Verb("keep the rules that are on trial", _firewall_confirm, changes=True),
-    "cuda": Verb("prove the CUDA toolkit: version, and a kernel for the card", _cuda, changes=True, takes_input=True),
 }

@@ -94,6 +94,8 @@ def _print_for_people(result: Result) -> None:
                 print(f"{sign}{line}")
     if result.data and not result.summary:
         print(json.dumps(result.data, indent=2, sort_keys=True))
+    for what in result.undecided:
+        print(f"decided after install: {what}")
     if result.summary:
         print(result.summary)
     for failure in result.failures:

@@ -8,6 +8,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuready.operations import packages
 from gpuready.operations.machine import Machine
 from gpuready.outcome import Change, Exit, Failure, Result
 
@@ -29,6 +30,20 @@ class Wanted:
     """Major and minor, e.g. 12.4."""
     sm: str
     """The card's architecture, e.g. sm_90."""
+
+
+def install(machine: Machine, needed: packages.Wanted, wanted: Wanted, check: bool) -> Result:
+    """Install the toolkit's packages and prove the toolkit; `check` cannot prove what is not installed."""
+    result = packages.ensure(machine, needed, check)
+    if check and result.data["installed"]:
+        result.undecided.append(f"whether nvcc is CUDA {wanted.version} and compiles a kernel for {wanted.sm}")
+        return result
+    proof = verify(machine, wanted, check)
+    result.include(proof)
+    result.data |= proof.data
+    result.exit = proof.exit
+    result.summary = f"{result.summary}; {proof.summary}"
+    return result
 
 
 def verify(machine: Machine, wanted: Wanted, check: bool) -> Result:

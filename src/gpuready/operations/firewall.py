@@ -264,6 +264,8 @@ def apply(machine: Machine, wanted: Wanted, check: bool) -> Result:
     result.changed = True
     result.diff = _changes(now, text)
     if check:
+        if not has_nft:
+            result.undecided.append("whether nft takes the packet filter's rules")
         result.summary = "the packet filter would be changed"
         return result
     if now.pending:

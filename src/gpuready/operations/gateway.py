@@ -52,6 +52,8 @@ class Gateway:
             main_file="haproxy.cfg",
         )
         result = bring(service, check)
+        if check and result.changed:
+            result.undecided.append("whether every deployment answers through the gateway")
         notes = [] if check else self._prove(service.digest, result.changed)
         notes += self._closed()
         result.data["notes"] = notes

@@ -75,7 +75,7 @@ def _problems_of(machine: Machine, file: File) -> list[Failure]:
     if verdict.code == 0:
         return []
     why = verdict.complaint.replace(str(draft), file.path)
-    return [Failure("files.invalid", f"{file.path} does not pass {file.validate[0]}", why, "nothing was changed")]
+    return [Failure("files.invalid", f"{file.path} does not pass {file.validate[0]}", why, "no file was changed")]
 
 
 # ------------------------------------------------------------------------------------------------ sysctl
@@ -126,14 +126,14 @@ def set_parameters(machine: Machine, settings: Sequence[Setting], check: bool) -
             left[setting.key] = where
             continue
         now, reason = _read_parameter(machine, setting.key)
-        if now == _plain(setting.value):
+        if now == plain(setting.value):
             continue
         reason = reason or _write_parameter(machine, setting, check)
         if reason:
             not_here[setting.key] = reason
             continue
         applied.append(setting.key)
-        result.diff.append(Change(f"sysctl {setting.key}", f"{now}\n", f"{_plain(setting.value)}\n"))
+        result.diff.append(Change(f"sysctl {setting.key}", f"{now}\n", f"{plain(setting.value)}\n"))
     result.changed = result.changed or bool(applied)
     result.data = {"applied": applied, "not_applied": not_here, "left": left}
     notes = [f"{'would set' if check else 'set'} {', '.join(applied)}" if applied else "no kernel parameter changed"]
@@ -159,7 +159,8 @@ def _by_value(texts: dict[str, str]) -> list[tuple[str, str]]:
     return [(value, ", ".join(key for key in texts if texts[key] == value)) for value in dict.fromkeys(texts.values())]
 
 
-def _plain(value: str) -> str:
+def plain(value: str) -> str:
+    """Return a parameter's value as the kernel is compared with it: white space does not count."""
     return " ".join(value.split())
 
 
@@ -173,7 +174,7 @@ def _parameter_path(machine: Machine, key: str) -> Path:
 def _read_parameter(machine: Machine, key: str) -> tuple[str, str]:
     """Return the value now, and why it cannot be read."""
     try:
-        return _plain(_parameter_path(machine, key).read_text(encoding="utf-8")), ""
+        return plain(_parameter_path(machine, key).read_text(encoding="utf-8")), ""
     except OSError as error:
         return "", _NOT_HERE.get(error.errno or 0, os.strerror(error.errno or 0))
 
@@ -194,7 +195,7 @@ def _write_parameter(machine: Machine, setting: Setting, check: bool) -> str:
         fix = f"correct base_sysctl; {SYSCTL_FILE} is placed, the parameter is as it was"
         raise Failed(Failure("sysctl.rejected", what, os.strerror(error.errno or 0), fix)) from error
     now, _ = _read_parameter(machine, setting.key)
-    if now != _plain(setting.value):
+    if now != plain(setting.value):
         what = f"kernel parameter {setting.key} was set to {setting.value!r} and reads {now!r}"
         raise Failed(Failure("sysctl.not_kept", what, "", "set in base_sysctl a value that this kernel keeps"))
     return ""
@@ -334,13 +335,16 @@ def keep_time(machine: Machine, check: bool) -> Result:
     for unit, state in zip(units, states):  # noqa: B905 - Python 3.10 reads it, and systemctl answers once per unit
         if state == "active":
             name = CLOCK_UNITS[unit]
-            return Result(summary=f"time is kept by {name}", data={"daemon": name, "active": True, "install": []})
+            data = {"daemon": name, "unit": unit, "active": True, "install": []}
+            return Result(summary=f"time is kept by {name}", data=data)
     listed = machine.run(["systemctl", "list-unit-files", "--no-legend", "--no-pager", *units]).out
     installed = {fields[0]: fields[1] for line in listed.splitlines() if len(fields := line.split()) >= 2}
     usable = [unit for unit in units if installed.get(unit, "masked") not in ("masked", "alias")]
     if not usable:
         note = "no time service is installed"
-        return Result(summary=note, data={"daemon": None, "active": False, "install": [CLOCK_PACKAGE], "note": note})
+        return Result(
+            summary=note, data={"daemon": None, "unit": None, "active": False, "install": [CLOCK_PACKAGE], "note": note}
+        )
     unit = usable[0]
     return _start_clock(machine, unit, enabled=installed[unit] == "enabled", check=check)
 
@@ -348,7 +352,7 @@ def keep_time(machine: Machine, check: bool) -> Result:
 def _start_clock(machine: Machine, unit: str, *, enabled: bool, check: bool) -> Result:
     name = CLOCK_UNITS[unit]
     container = machine.run(["systemd-detect-virt", "--container"])
-    result = Result(data={"daemon": name, "active": False, "install": []})
+    result = Result(data={"daemon": name, "unit": unit, "active": False, "install": []})
     if not enabled:
         result.changed = True
         result.diff.append(Change(unit, "disabled\n", "enabled\n"))

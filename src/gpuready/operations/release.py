@@ -198,6 +198,8 @@ class Applier:
                         action = "start"
                     if not self.check:
                         self._bring(target, action, targets)
+                    elif action == "start":
+                        self._result.undecided.append(f"whether {target.replica} comes up and gives a token")
         except Failed as failed:
             raise Failed([*failed.failures, *self._restore(stopped, targets)]) from failed
 

@@ -132,6 +132,8 @@ def bring(service: Service, check: bool) -> Result:
     if not check:
         _prune(service)
     result.changed = bool(result.diff or differ or word)
+    if check and differ and shutil.which(service.check_words[0], path=SEARCH_PATH) is None:
+        result.undecided.append(f"whether {service.check_words[0]} takes {service.main_file}")
     would = "would be " if check else ""
     result.summary = f"{service.unit}: {would + DONE[word] if word else 'runs as declared'}"
     return result

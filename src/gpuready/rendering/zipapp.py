@@ -6,6 +6,7 @@ same sources give the same bytes, so the file's digest says whether a server's c
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import io
@@ -67,8 +68,9 @@ def _members() -> dict[str, bytes]:
     return members
 
 
+@functools.cache
 def build() -> ServerPart:
-    """Build the server part from this checkout."""
+    """Build the server part from this checkout, once per process."""
     buffer = io.BytesIO(_SHEBANG)
     buffer.seek(0, io.SEEK_END)
     with zipfile.ZipFile(buffer, "a", zipfile.ZIP_DEFLATED) as archive:

@@ -129,6 +129,7 @@ def install(wanted: Wanted, *, check: bool) -> Result:
     after = f"{wanted.title} from lock {wanted.lock.name}, Python {_minor(python)}\n"
     result.diff.append(Change(str(wanted.folder), f"{reason}\n", after))
     if check:
+        result.undecided.append(f"whether {wanted.title} can be built and imported on this server")
         result.summary = f"{wanted.title} would be installed in {wanted.folder}, about {wanted.install_gib} GiB."
         return result
     began = datetime.datetime.now(datetime.timezone.utc)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ def _value_in(path: Path, variable: str) -> Any:
     return content.get(variable) if isinstance(content, dict) else None
 
 
+@functools.cache
 def role_options(roles: Path) -> dict[str, dict[str, Any]]:
     """Return the public variables of every role with their specifications, from its meta/argument_specs.yml."""
     found = {}
@@ -32,6 +34,7 @@ def role_options(roles: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
+@functools.cache
 def role_defaults(roles: Path, role: str) -> dict[str, Any]:
     """Return the defaults of one role."""
     values: Mapping[str, Any] = (
