@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Audits one server: asks it once, over Ansible's own connection, and judges the answer with tests/verify."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree
+from pathlib import Path
+
+from ansible.errors import AnsibleConnectionFailure
+from ansible.plugins.action import ActionBase
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+SUITE = CHECKOUT / "tests" / "verify"
+PACKAGE = "tests.verify.probe"
+# In the order in which they need each other.
+MODULES = ("reading", "host", "serving", "snapshot")
+# Sent on standard input, so that nothing is written on the server.
+LOADER = """\
+import sys, types
+for name in {parents!r}:
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = []
+for name, source in {sources!r}:
+    module = sys.modules[name] = types.ModuleType(name)
+    setattr(sys.modules[{package!r}], name.rpartition(".")[2], module)
+    exec(compile(source, name, "exec"), module.__dict__)
+sys.modules[{package!r} + ".snapshot"].main()
+"""
+
+
+def program() -> str:
+    """Return the probe as one program."""
+    words = PACKAGE.split(".")
+    parents = [".".join(words[: count + 1]) for count in range(len(words))]
+    sources = [(f"{PACKAGE}.{name}", (SUITE / "probe" / f"{name}.py").read_text(encoding="utf-8")) for name in MODULES]
+    return LOADER.format(parents=parents, sources=sources, package=PACKAGE)
+
+
+class ActionModule(ActionBase):
+    """`gpuready_verify:`; with `judge: false` it returns what the server said, and tests/verify judges it itself."""
+
+    _supports_check_mode = True
+    _requires_connection = True
+
+    def run(self, tmp=None, task_vars=None):
+        """Ask and judge; a failing test fails the task with its sentence."""
+        result = super().run(tmp, task_vars)
+        _, options = self.validate_argument_spec(argument_spec={"judge": {"type": "bool", "default": True}})
+        host = task_vars["inventory_hostname"]
+        snapshot = self._ask(host, task_vars)
+        if not options["judge"]:
+            return {**result, "changed": False, "snapshot": snapshot}
+        return {**result, "changed": False, **self._judge(host, snapshot)}
+
+    def _ask(self, host: str, task_vars: dict) -> dict:
+        python = self._templar.template(task_vars.get("ansible_python_interpreter") or "/usr/bin/python3")
+        try:
+            answer = self._low_level_execute_command(f"{python} -I -", in_data=program().encode())
+        except AnsibleConnectionFailure as error:
+            said = str(error).strip().splitlines()[-1]
+            address = self._templar.template(task_vars.get("ansible_host", host))
+            # Without the cause: it would be said twice.
+            raise AnsibleConnectionFailure(
+                f"host {host} ({address}) cannot be reached: {said}; start it, or leave it out with --limit."
+            ) from None
+        try:
+            # A login banner may come before it.
+            snapshot = json.loads(answer["stdout"].strip().splitlines()[-1])
+        except (ValueError, IndexError):
+            snapshot = None
+        if isinstance(snapshot, dict):
+            return snapshot
+        said = (answer["stderr"] or answer["stdout"]).strip().splitlines()
+        return {"refused": f"{python} did not answer ({said[-1] if said else 'no output'}, exit {answer['rc']})"}
+
+    def _judge(self, host: str, snapshot: dict) -> dict:
+        with tempfile.TemporaryDirectory(prefix="gpuready-verify-") as folder:
+            Path(folder, f"{host}.json").write_text(json.dumps(snapshot), encoding="utf-8")
+            report = Path(folder, "report.xml")
+            words = [f"--hosts=ssh://{host}", f"--snapshots={folder}", f"--junitxml={report}"]
+            done = subprocess.run(
+                [sys.executable, "-m", "pytest", str(SUITE), "-q", "-p", "no:cacheprovider", *words],
+                cwd=CHECKOUT,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode not in (0, 1) or not report.exists():
+                said = (done.stderr.strip() or done.stdout.strip() or "no word").splitlines()[-1]
+                return {"failed": True, "msg": f"host {host}: tests/verify did not run: {said}"}
+            cases = list(xml.etree.ElementTree.parse(report).iter("testcase"))  # noqa: S314 - pytest's own report
+        return self._as_ansible(host, cases)
+
+    def _as_ansible(self, host: str, cases: list) -> dict:
+        bad = [found for case in cases for found in (*case.iter("failure"), *case.iter("error"))]
+        skipped = [found.get("message", "") for case in cases for found in case.iter("skipped")]
+        sentences = [found.get("message", "").removeprefix("Failed: ") for found in bad]
+        count = f"{len(cases) - len(bad) - len(skipped)} tests passed, {len(bad)} failed, {len(skipped)} skipped"
+        self._display.display(f"  {host}: {count}")
+        return {"failed": bool(bad), "msg": "\n".join([*sentences, *dict.fromkeys(skipped)]) or count}

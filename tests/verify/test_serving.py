@@ -1,0 +1,110 @@
+"""The replicas of the recorded plan: what runs, since when, in which box, and whether it answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.verify.server import Server
+
+LOOPBACK = ("127.", "[::1]", "[::ffff:127.")
+# What the unit gpuready-engine@.service promises, as systemd tells it.
+SANDBOX = {
+    "User": "gpuready-engine",
+    "NoNewPrivileges": "yes",
+    "CapabilityBoundingSet": "",
+    "ProtectSystem": "strict",
+    "ProtectHome": "yes",
+    "ProtectControlGroups": "yes",
+    "ProtectKernelModules": "yes",
+    "ProtectKernelTunables": "yes",
+    "PrivateTmp": "yes",
+    "RestrictSUIDSGID": "yes",
+    "RestrictRealtime": "yes",
+    "LockPersonality": "yes",
+}
+PROCESS = {"user": "gpuready-engine", "NoNewPrivs": "1", "CapBnd": "0000000000000000"}
+
+
+def replicas(server: Server) -> list[tuple[str, dict[str, Any]]]:
+    return [(f"gpuready-engine@{name}.service", now) for name, now in server.topic("replicas").items()]
+
+
+def test_replicas_run(server: Server) -> None:
+    states = [(unit, now["unit"]) for unit, now in replicas(server)]
+    found = [
+        f"{unit} is {now['ActiveState']} ({now['SubState']})" for unit, now in states if now["ActiveState"] != "active"
+    ]
+    server.demand(found, "it active", f"see journalctl -u of it on the server, or {server.run_site}")
+
+
+def test_replicas_start_at_boot(server: Server) -> None:
+    states = [(unit, now["unit"]["UnitFileState"]) for unit, now in replicas(server)]
+    server.demand([f"{unit} is {now}" for unit, now in states if now != "enabled"], "it enabled")
+
+
+@pytest.mark.depends_on("test_replicas_run")
+def test_replicas_run_the_recorded_release(server: Server) -> None:
+    found = []
+    for unit, now in replicas(server):
+        ready = now["ready"] or {}
+        if not now["recorded"] or not now["proved"] or now["digest"] is None:
+            found.append(f"{unit} has no recorded release that was proved")
+        elif now["on_trial"]:
+            found.append(f"{unit} is on trial")
+        elif not str(ready.get("release")) == now["started_on"] == now["recorded"]:
+            found.append(f"{unit} runs release {now['started_on'] or 'unknown'} instead of {now['recorded']}")
+        elif ready.get("release_digest") != now["digest"]:
+            found.append(f"release {now['recorded']} of {unit} was changed since it was started")
+        elif str(ready.get("main_pid")) != now["unit"]["MainPID"]:
+            found.append(f"the process of {unit} is not the one that gave a token")
+    server.demand(found, "the release that was proved, as it was proved")
+
+
+@pytest.mark.depends_on("test_replicas_run")
+def test_replicas_are_boxed_in(server: Server) -> None:
+    found = []
+    for unit, now in replicas(server):
+        wrong = {key: now["unit"].get(key) for key, value in SANDBOX.items() if now["unit"].get(key) != value}
+        found += [f"{unit} has {key}={value or 'nothing'}" for key, value in wrong.items()]
+        if not wrong and now["process"] != PROCESS:
+            found.append(f"the process of {unit} is {now['process']}")
+        if now["unit_digest"] != (now["ready"] or {}).get("unit_digest") or now["unit"]["NeedDaemonReload"] == "yes":
+            found.append(f"the file of {unit} is not the one under which it was started")
+    step = f"take drop-ins away (systemctl cat shows them), then {server.run_site}"
+    server.demand(found, "the sandbox that the unit promises", step)
+
+
+@pytest.mark.depends_on("test_replicas_run")
+def test_engines_listen_on_loopback_only(server: Server) -> None:
+    ports = {
+        f"gpuready-engine@{one['name']}.{part['index']}.service": part["port"]
+        for one in server.plan["deployments"]
+        for part in one["replicas"]
+    }
+    found = []
+    for unit, now in replicas(server):
+        found += [f"{unit} listens on {one}" for one in now["listens"] if not one.startswith(LOOPBACK)]
+        if f"127.0.0.1:{ports[unit]}" not in now["listens"]:
+            found.append(f"{unit} does not listen on 127.0.0.1:{ports[unit]}")
+    server.demand(
+        found, "engines on loopback, at their planned port", f"see ss -lntup on the server, then {server.run_site}"
+    )
+
+
+@pytest.mark.depends_on("test_replicas_run")
+def test_engines_generate(server: Server) -> None:
+    model_of = {one["name"]: one["model"] for one in server.plan["deployments"]}
+    found = []
+    for replica, reply in server.topic("generations")["straight"].items():
+        found += wrong(replica, reply, model_of[replica.rpartition(".")[0]])
+    server.demand(found, "two tokens of the planned model", "see journalctl -u of its unit on the server")
+
+
+def wrong(who: str, reply: dict[str, Any], model: str) -> list[str]:
+    """Return what is wrong with an answer to a request for two tokens."""
+    if "said" in reply:
+        return [f"{who} gave no token ({reply['said']})"]
+    if reply["model"] != model:
+        return [f"{who} answers as {reply['model']} instead of {model}"]
+    return [] if reply["tokens"] else [f"{who} gave an answer without a token"]
