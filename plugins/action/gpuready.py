@@ -12,7 +12,7 @@ from pathlib import Path
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
-from gpuready.outcome import Failure
+from gpuready.outcome import Failure, mask
 from gpuready.rendering import zipapp
 
 INSTALLED = "/opt/gpuready"
@@ -46,8 +46,16 @@ class ActionModule(ActionBase):
         words = [options["noun"], options["verb"], *options["arguments"], "--json"]
         if self._task.check_mode:
             words.append("--check")
-        answer = self._ask_server(words, json.dumps(options["input"]), task_vars or {})
-        return self._as_ansible(answer, options["noun"], options["verb"])
+        answer = self._ask_server(
+            words, json.dumps(self._with_proxy(options["input"], task_vars or {})), task_vars or {}
+        )
+        python = self._python(task_vars or {})
+        return self._as_ansible(answer, options["noun"], options["verb"], python)
+
+    def _with_proxy(self, given: dict, task_vars: dict) -> dict:
+        """Return the input with the server's proxy, which every program that the command starts then uses."""
+        proxy = None if self._task.delegate_to else self._templar.template(task_vars.get("gpuready_proxy"))
+        return {**given, "proxy": proxy} if proxy else given
 
     def _ask_server(self, words: list[str], stdin: str, task_vars: dict) -> dict:
         part = zipapp.build()
@@ -96,14 +104,14 @@ class ActionModule(ActionBase):
         command = shlex.join([python, path, *words])
         return self._low_level_execute_command(command, in_data=stdin.encode())
 
-    def _as_ansible(self, answer: dict, noun: str, verb: str) -> dict:
+    def _as_ansible(self, answer: dict, noun: str, verb: str, python: str) -> dict:
         result = self._result(answer)
         if result is None:
             said = (answer["stderr"] or answer["stdout"]).strip().splitlines()
             what = f"gpuready {noun} {verb} did not answer on {self._host}"
             raise AnsibleActionFail(
-                f"{what}: {said[-1] if said else 'no output'} (exit {answer['rc']}); "
-                "see that /usr/bin/python3 (3.10 or newer) works on the server."
+                f"{what}: {mask(said[-1]) if said else 'no output'} (exit {answer['rc']}); "
+                f"see that {python} (3.10 or newer, ansible_python_interpreter) works on the server."
             )
         if answer["rc"] != 0:
             result["failed"] = True

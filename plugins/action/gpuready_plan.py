@@ -95,7 +95,8 @@ class ActionModule(ActionBase):
             name: self._templar.template(task_vars[name]) if name.startswith(PREFIX) else None for name in names
         }
         spec, failures = check_declaration(host, declared, roles, locate)
-        return (spec.model_dump() if spec else None), failures
+        # The proxy is the carrier's matter and may hold a password: neither plan nor template sees it.
+        return (spec.model_dump(exclude={"gpuready_proxy"}) if spec else None), failures
 
     def _facts(self, host: str, needs: dict, task_vars: dict) -> dict:
         task = self._task.copy()

@@ -6,10 +6,27 @@ The shapes are a contract: Ansible, people and scripts read the same JSON,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from typing import Any
+
+_CREDENTIALS = re.compile(r"""(\w[\w+.-]*://)(?:[^\s/'"<>]+|[^\s/:'"<>]+:(?!\d+/)[^\s'"<>]+)@""")
+"""In an address: all before the @ of its host, also where a password holds what an address must not hold."""
+
+
+def mask(text: str) -> str:
+    """Return a text with *** for the credentials that an address in it may carry."""
+    return _CREDENTIALS.sub(r"\1***@", text) if "://" in text else text
+
+
+def _masked(value: Any) -> Any:
+    if isinstance(value, str):
+        return mask(value)
+    if isinstance(value, dict):
+        return {key: _masked(one) for key, one in value.items()}
+    return [_masked(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 class Exit(IntEnum):
@@ -43,7 +60,7 @@ class Failure:
     def sentence(self) -> str:
         """Return the failure as the one sentence that an operator reads."""
         text = self.what if not self.why else f"{self.what}: {self.why}"
-        text = f"{text}; {self.fix}" if self.fix else text
+        text = mask(f"{text}; {self.fix}" if self.fix else text)
         return text if text.endswith("?") else f"{text}."
 
 
@@ -87,15 +104,18 @@ class Result:
         self.failures += other.failures
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON contract of every command."""
-        return {
-            "changed": self.changed,
-            "summary": self.summary,
-            "diff": [change.as_ansible() for change in self.diff],
-            "undecided": self.undecided,
-            "failures": [asdict(failure) for failure in self.failures],
-            "data": self.data,
-        }
+        """Return the JSON contract of every command; no address in it shows credentials."""
+        shown: dict[str, Any] = _masked(
+            {
+                "changed": self.changed,
+                "summary": self.summary,
+                "diff": [change.as_ansible() for change in self.diff],
+                "undecided": self.undecided,
+                "failures": [asdict(failure) for failure in self.failures],
+                "data": self.data,
+            }
+        )
+        return shown
 
 
 class Refusal(Exception):

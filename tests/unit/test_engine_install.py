@@ -221,7 +221,7 @@ SAID = [
         "error: Failed to fetch: https://user:secret@mirror.example/simple/six/\n"
         "  cause: error sending request for url (https://mirror.example/simple/six/)\n  cause: client error (Connect)\n"
         "  cause: dns error\n  cause: failed to lookup address information: Name or service not known\n",
-        "six is missing: the name of https://mirror.example/simple/six/ is not known to the server",
+        "six is missing: the name of https://***@mirror.example/simple/six/ is not known to the server",
     ),
     (
         "error: Failed to fetch: http://127.0.0.1:9/simple/six/\n  cause: client error (Connect)\n"
@@ -238,7 +238,7 @@ SAID = [
         " registry and you require six==1.17.0, we can conclude that your requirements are unsatisfiable.\n\n"
         "hint: An index (https://u:p@mirror.example/simple) returned a 403 Forbidden error. Check that the index URL is"
         " correct and the credentials are valid.\n",
-        "six==1.17.0 is missing: https://mirror.example/simple answers 403",
+        "six==1.17.0 is missing: https://***@mirror.example/simple answers 403",
     ),
     (
         "error: No solution found when resolving dependencies\n  cause: Because there is no version of six==99.17.0 and"

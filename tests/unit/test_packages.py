@@ -9,7 +9,7 @@ import pytest
 
 from gpuready.operations import packages
 from gpuready.operations.machine import Done, Machine
-from gpuready.outcome import Failed, MachineCannot, Refusal
+from gpuready.outcome import Failed, MachineCannot, Refusal, Result
 
 OWN = "/etc/apt/sources.list.d/gpuready-debian-non-free.sources"
 
@@ -176,3 +176,18 @@ def test_our_own_and_disabled_sources_do_not_count(tmp_path: Path) -> None:
 def test_a_server_without_a_main_source_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refusal, match="no apt source of this server offers the main part of trixie"):
         source_text(tmp_path, {"/etc/apt/sources.list": "deb http://m/debian bookworm main\n"})
+
+
+@pytest.mark.parametrize(("address", "mode"), [("http://u:secret@m/debian", 0o600), ("http://m/debian", 0o644)])
+def test_credentials_of_the_servers_mirror_stay_with_root(tmp_path: Path, address: str, mode: int) -> None:
+    machine = Machine(root=tmp_path)
+    machine.write("/etc/os-release", "ID=debian\nVERSION_CODENAME=trixie\n")
+    machine.write("/etc/apt/sources.list", f"deb {address} trixie main\n")
+    result = Result()
+    packages._components(machine, packages.Wanted([], ["contrib"], OWN), result, check=False)
+    assert f"URIs: {address}\n" in (machine.read(OWN) or "")
+    assert machine.path(OWN).stat().st_mode & 0o777 == mode
+    assert "secret" not in str(result.as_dict())
+    again = Result()
+    packages._components(machine, packages.Wanted([], ["contrib"], OWN), again, check=False)
+    assert again.diff == []

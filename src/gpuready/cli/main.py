@@ -14,6 +14,7 @@ import sys
 from typing import Any
 
 from gpuready import __version__
+from gpuready.cli.environment import own_environment
 from gpuready.cli.verb import Call, Verb
 from gpuready.outcome import Exit, Failure, Refusal, Result
 
@@ -87,17 +88,18 @@ def _read_input(source: str | None) -> dict[str, Any]:
 
 
 def _print_for_people(result: Result) -> None:
-    for change in result.diff:
-        print(f"--- {change.header}")
-        for sign, text in (("-", change.before), ("+", change.after)):
+    shown = result.as_dict()
+    for change in shown["diff"]:
+        print(f"--- {change['before_header']}")
+        for sign, text in (("-", change["before"]), ("+", change["after"])):
             for line in text.splitlines():
                 print(f"{sign}{line}")
     if result.data and not result.summary:
-        print(json.dumps(result.data, indent=2, sort_keys=True))
-    for what in result.undecided:
+        print(json.dumps(shown["data"], indent=2, sort_keys=True))
+    for what in shown["undecided"]:
         print(f"decided after install: {what}")
     if result.summary:
-        print(result.summary)
+        print(shown["summary"])
     for failure in result.failures:
         print(f"{failure.code}: {failure.sentence()}", file=sys.stderr)
 
@@ -110,8 +112,10 @@ def run(argv: list[str]) -> tuple[Result, bool]:
     verb = verbs[options["verb"]]
     as_json = bool(options["json"])
     try:
+        given = _read_input(options.get("input")) if verb.takes_input else {}
+        own_environment(os.environ, given.pop("proxy", None))
         call = Call(
-            input=_read_input(options.get("input")) if verb.takes_input else {},
+            input=given,
             arguments=[options[name] for name in verb.arguments],
             check=bool(options.get("check")),
         )

@@ -42,7 +42,9 @@ def run_program(argv: Sequence[str], stdin: str = "") -> Done:
         "NEEDRESTART_MODE": "l",
     }
     try:
-        ended = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False, env=environment)
+        ended = subprocess.run(
+            argv, input=stdin, capture_output=True, encoding="utf-8", errors="replace", check=False, env=environment
+        )
     except FileNotFoundError:
         return Done(127, "", f"{argv[0]} is not installed")
     return Done(ended.returncode, ended.stdout, ended.stderr)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuready.operations.machine import Done, Machine
-from gpuready.outcome import Change, Failed, Failure, MachineCannot, Refusal, Result
+from gpuready.outcome import Change, Failed, Failure, MachineCannot, Refusal, Result, mask
 
 _UNFINISHED = ("half-installed", "unpacked", "half-configured", "triggers-awaited", "triggers-pending")
 _NAME = re.compile(r"[a-z0-9][a-z0-9+.-]*")
@@ -306,6 +306,7 @@ def _components(machine: Machine, wanted: Wanted, result: Result, check: bool) -
     if check:
         return
     if text:
-        machine.write(wanted.components_file, text)
+        # Credentials of the server's own mirror stay with root, as apt itself reads its sources.
+        machine.write(wanted.components_file, text, 0o644 if mask(text) == text else 0o600)
     else:
         machine.remove(wanted.components_file)

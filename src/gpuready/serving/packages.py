@@ -15,12 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpuready.outcome import Failed, Failure
+from gpuready.outcome import Failed, Failure, mask
 from gpuready.serving.locks import Lock
 
 _CERTIFICATES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
 _TOOL_MARKER = "gpuready-tool.json"
-_ADDRESS = re.compile(r"\b(https?|file)://(?:[^/\s@]*@)?([^\s)`]+)")
 
 
 @dataclass(frozen=True)
@@ -210,11 +209,6 @@ _KNOWN: list[tuple[str, str, str]] = [
         "complete the mirror, or name one in engines_index_url that does",
     ),
 ]
-
-
-def mask(text: str) -> str:
-    """Return a message without the credentials that an address in it may carry."""
-    return _ADDRESS.sub(r"\1://\2", text)
 
 
 def _first(text: str, *patterns: str) -> str | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")]
 ModelId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./:@+-]{0,127}$")]
@@ -76,6 +77,38 @@ class Expect(_Declared):
     )
 
 
+def _proxy_address(value: str) -> str:
+    """Check a proxy's address; the refusal does not repeat it, because it may hold a password."""
+    try:
+        parts = urlsplit(value)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port and parts.path in ("", "/")
+    except ValueError:
+        good = False
+    if not good or any(character.isspace() for character in value):
+        raise ValueError("allowed is http://host:port or http://user:password@host:port, special characters as %40")
+    return value
+
+
+ProxyAddress = Annotated[str, AfterValidator(_proxy_address)]
+Direct = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:*/-]+$")]
+
+
+class Proxy(_Declared):
+    """The proxy through which the server reaches what it downloads."""
+
+    http: ProxyAddress | None = Field(default=None, description="Proxy for http; not set: the one for https.")
+    https: ProxyAddress | None = Field(default=None, description="Proxy for https; not set: the one for http.")
+    no_proxy: list[Direct] = Field(
+        default_factory=list, description="Hosts and domains reached without it, beside the server itself."
+    )
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Proxy:
+        if self.http is None and self.https is None:
+            raise ValueError("neither http nor https is set")
+        return self
+
+
 class HostSpec(_Declared):
     """Everything that the shared variables say about one host."""
 
@@ -88,6 +121,10 @@ class HostSpec(_Declared):
     )
     gpuready_deployments: list[Deployment] = Field(default_factory=list, description="What the server serves.")
     gpuready_expect: Expect = Field(default_factory=Expect, description="What the server must have.")
+    gpuready_proxy: Proxy | None = Field(
+        default=None,
+        description="Proxy for every download on the server (apt, uv, pip); one with a password belongs in a vault.",
+    )
     gpuready_simulated: bool = Field(
         default=False, description="The server is a simulated one, made by this checkout's machine builder."
     )
