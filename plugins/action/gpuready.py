@@ -7,6 +7,7 @@ import json
 import shlex
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
@@ -17,6 +18,8 @@ from gpuready.rendering import zipapp
 
 INSTALLED = "/opt/gpuready"
 NEVER_BEGAN = ("can't open file", "can't find '__main__'", "zipimport.ZipImportError", "zlib.error", "null bytes")
+PAUSE_SECONDS = 2
+TELL_AGAIN_SECONDS = 60
 DEFAULT_PYTHON = "/usr/bin/python3"
 # Built here, because Ansible loads this file before it forks a worker for each task and host.
 zipapp.build()
@@ -46,9 +49,8 @@ class ActionModule(ActionBase):
         words = [options["noun"], options["verb"], *options["arguments"], "--json"]
         if self._task.check_mode:
             words.append("--check")
-        answer = self._ask_server(
-            words, json.dumps(self._with_proxy(options["input"], task_vars or {})), task_vars or {}
-        )
+        given = json.dumps(self._with_proxy(options["input"], task_vars or {}))
+        answer = self._ask_patiently(words, given, task_vars or {})
         python = self._python(task_vars or {})
         return self._as_ansible(answer, options["noun"], options["verb"], python)
 
@@ -56,6 +58,31 @@ class ActionModule(ActionBase):
         """Return the input with the server's proxy, which every program that the command starts then uses."""
         proxy = None if self._task.delegate_to else self._templar.template(task_vars.get("gpuready_proxy"))
         return {**given, "proxy": proxy} if proxy else given
+
+    def _ask_patiently(self, words: list[str], stdin: str, task_vars: dict) -> dict:
+        """Ask again while somebody else is at work on the server, and tell the operator what is waited for."""
+        began, told = {}, {}
+        while True:
+            answer = self._ask_server(words, stdin, task_vars)
+            busy = self._busy(answer)
+            if busy is None:
+                return answer
+            sentence, seconds = busy
+            now = time.monotonic()
+            if now - began.setdefault(sentence, now) + PAUSE_SECONDS > seconds:
+                return answer
+            if now - told.get(sentence, -TELL_AGAIN_SECONDS) >= TELL_AGAIN_SECONDS:
+                told[sentence] = now
+                self._display.display(f"  {self._host} waits at most {seconds} s: {sentence}")
+            time.sleep(PAUSE_SECONDS)
+
+    def _busy(self, answer: dict) -> tuple[str, float] | None:
+        """Return who keeps the server busy and how long to ask again; None where nobody does."""
+        result = self._result(answer) if answer["rc"] else None
+        seconds = result["data"].get("wait_seconds") if result else None
+        if not seconds:
+            return None
+        return "; ".join(failure["what"] for failure in result["failures"]), seconds
 
     def _ask_server(self, words: list[str], stdin: str, task_vars: dict) -> dict:
         part = zipapp.build()

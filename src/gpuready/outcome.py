@@ -134,6 +134,14 @@ class MachineCannot(Refusal):
     exit = Exit.MACHINE_CANNOT
 
 
+class Busy(MachineCannot):
+    """Somebody else is at work on the machine; whoever asked may ask again for `wait_seconds`."""
+
+    def __init__(self, failures: Failure | Iterable[Failure], wait_seconds: int) -> None:
+        super().__init__(failures)
+        self.wait_seconds = wait_seconds
+
+
 class Failed(Refusal):
     """Tried and failed; the failures say which state the machine is in now."""
 

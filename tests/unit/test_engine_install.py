@@ -173,11 +173,6 @@ def test_a_lock_for_another_python_is_refused(wanted: engines.Wanted) -> None:
         engines.install(other, check=True)
 
 
-def test_two_runs_at_once_are_kept_apart(wanted: engines.Wanted) -> None:
-    with engines._alone(wanted), pytest.raises(MachineCannot, match="Another run installs an engine"):
-        engines.install(wanted, check=False)
-
-
 def test_a_killed_build_is_never_taken_for_whole(wanted: engines.Wanted, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(*_: object) -> None:
         raise KeyboardInterrupt

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 
 from gpuready.operations import packages
 from gpuready.operations.machine import Done, Machine
-from gpuready.outcome import Failed, MachineCannot, Refusal, Result
+from gpuready.outcome import Busy, Failed, MachineCannot, Refusal, Result
 
 OWN = "/etc/apt/sources.list.d/gpuready-debian-non-free.sources"
 
@@ -58,7 +60,6 @@ def test_missing_packages_are_installed_without_recommended_ones(tmp_path: Path)
     assert result.data == {"versions": {"a": "1.0", "b": "1.0"}, "installed": ["b"]}
     install = next(call for call in apt.calls if call.endswith("install b"))
     assert "--no-install-recommends" in install
-    assert "DPkg::Lock::Timeout=300" in install
 
 
 def test_check_says_what_would_be_installed(tmp_path: Path) -> None:
@@ -99,11 +100,84 @@ def test_a_dpkg_that_cannot_be_repaired_is_said(tmp_path: Path) -> None:
         packages.ensure(machine_with(tmp_path, apt), packages.Wanted(["a"]), check=False)
 
 
-def test_a_lock_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("time.sleep", lambda _: None)
-    answers = [Done(100, "", "E: Could not get lock /var/lib/apt/lists/lock. It is held by process 7"), Done(0, "", "")]
-    machine = Machine(tmp_path, lambda _: answers.pop(0))
-    assert packages._patient(machine, ["apt-get", "update"], 300).code == 0
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "PATIENCE_SECONDS", 0.0)
+
+
+LOCKER = """
+import fcntl, sys
+file = open(sys.argv[1], "w")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_program_that_keeps_the_lock_is_named(tmp_path: Path, impatient: None) -> None:
+    machine = machine_with(tmp_path, Apt({}, offered=["b"]))
+    machine.write("/var/lib/dpkg/lock-frontend", "")
+    words = [sys.executable, "-c", LOCKER, str(machine.path("/var/lib/dpkg/lock-frontend"))]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"locked\n"
+        machine.write(f"/proc/{holder.pid}/comm", "unattended-upgr\n")
+        with pytest.raises(Busy) as busy:
+            packages.ensure(machine, packages.Wanted(["b"], lock_seconds=40), check=False)
+    assert str(busy.value) == (
+        f"the package lock of this server is held by unattended-upgr (pid {holder.pid}); "
+        f"wait for its end, or end it (kill {holder.pid}), then run again."
+    )
+    assert busy.value.wait_seconds == 40
+    # It has ended: the kernel has taken its lock away.
+    assert packages.ensure(machine, packages.Wanted(["b"]), check=False).changed
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "E: Could not get lock /var/lib/apt/lists/lock. It is held by process 7 (apt-get)",
+        "dpkg: error: dpkg frontend lock was locked by another process with pid 7",
+    ],
+)
+def test_a_lock_that_is_taken_meanwhile_is_waited_for_too(tmp_path: Path, said: str) -> None:
+    machine = Machine(tmp_path, lambda _: Done(100, "", said))
+    with pytest.raises(Busy, match=r"held by a program that has ended \(pid 7\)"):
+        packages._locked_run(machine, packages.Wanted([]), ["apt-get", "update"])
+
+
+def test_a_spoiled_download_is_fetched_again(tmp_path: Path) -> None:
+    archive = "/var/cache/apt/archives/b_1.0_amd64.deb"
+    said = (
+        f"dpkg-deb: error: '{archive}' is not a Debian format archive\n"
+        f"dpkg: error processing archive {archive} (--unpack):\n dpkg-deb --control subprocess returned error 2\n"
+    )
+    apt = Apt({}, offered=["b"])
+
+    def run(argv: Sequence[str]) -> Done:
+        spoiled = "install" in argv and machine.path(archive).exists()
+        return Done(100, "", said) if spoiled else apt(argv)
+
+    machine = Machine(tmp_path, run)
+    machine_with(tmp_path, apt)
+    machine.write(archive, "zeros")
+    assert packages.ensure(machine, packages.Wanted(["b"]), check=False).data["installed"] == ["b"]
+
+
+def test_a_full_disk_is_named_and_nothing_is_fetched_again(tmp_path: Path) -> None:
+    archive = "/var/cache/apt/archives/b_1.0_amd64.deb"
+    said = (
+        f"dpkg: error processing archive {archive} (--unpack):\n"
+        " cannot copy extracted data for './usr/b' to '/usr/b.dpkg-new': failed to write (No space left on device)\n"
+        "dpkg-deb: error: paste subprocess was killed by signal (Broken pipe)\n"
+    )
+    apt = Apt({}, offered=["b"])
+    machine = Machine(tmp_path, lambda argv: Done(100, "", said) if "install" in argv else apt(argv))
+    machine_with(tmp_path, apt)
+    machine.write(archive, "whole")
+    with pytest.raises(Failed, match=r"'/usr/b.dpkg-new'.*\(No space left on device\); free space and run again"):
+        packages.ensure(machine, packages.Wanted(["b"]), check=False)
+    assert machine.read(archive) == "whole"
 
 
 # ------------------------------------------------------------------------------------------------ sources

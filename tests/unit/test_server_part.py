@@ -61,7 +61,7 @@ def test_facts_of_this_machine(pyz: Path) -> None:
         (("spec", "check"), "", 3, "runs on the controller only"),
         (("facts", "show"), "{", 2, "standard input is not JSON"),
         (("facts", "show"), "[]", 2, "standard input is not a JSON object"),
-        (("release", "apply"), "{}", 2, "a part is missing"),
+        (("release", "apply", "--check"), "{}", 2, "a part is missing"),
         (("deployment", "run", "nope"), "", 3, "'nope' is not a replica"),
         (("deployment", "ready", "nope.0"), "", 3, "replica nope.0 has no release on this server"),
         (("agent", "install", "--input", "x"), "", 2, "unrecognized arguments"),

@@ -7,6 +7,7 @@ it may hold secrets and is large); the result is the JSON contract of `gpuready.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
@@ -16,7 +17,8 @@ from typing import Any
 from gpuready import __version__
 from gpuready.cli.environment import own_environment
 from gpuready.cli.verb import Call, Verb
-from gpuready.outcome import Exit, Failure, Refusal, Result
+from gpuready.outcome import Busy, Exit, Failure, Refusal, Result
+from gpuready.serving import turn
 
 NOUNS: dict[str, str] = {
     "agent": "this server part itself: install",
@@ -119,7 +121,12 @@ def run(argv: list[str]) -> tuple[Result, bool]:
             arguments=[options[name] for name in verb.arguments],
             check=bool(options.get("check")),
         )
-        return verb.run(call), as_json
+        changes = verb.changes and not call.check
+        with turn.taken(f"gpuready {known.noun} {options['verb']}") if changes else contextlib.nullcontext():
+            return verb.run(call), as_json
+    except Busy as busy:
+        data = {"wait_seconds": busy.wait_seconds}
+        return Result(failures=busy.failures, exit=busy.exit, data=data), as_json
     except Refusal as refusal:
         return Result(failures=refusal.failures, exit=refusal.exit), as_json
     except PermissionError as error:

@@ -5,16 +5,21 @@ Ansible's own module needs python3-apt, which a blank server does not have, and 
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
+import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuready.operations.machine import Done, Machine
-from gpuready.outcome import Change, Failed, Failure, MachineCannot, Refusal, Result, mask
+from gpuready.outcome import Busy, Change, Failed, Failure, MachineCannot, Refusal, Result, mask
 
 _UNFINISHED = ("half-installed", "unpacked", "half-configured", "triggers-awaited", "triggers-pending")
+PATIENCE_SECONDS = 10.0
+"""Waited for here when another program works with packages."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9+.-]*")
 
 
@@ -44,7 +49,8 @@ def ensure(machine: Machine, wanted: Wanted, check: bool) -> Result:
     if broken:
         result.diff.append(Change("dpkg", f"interrupted: {', '.join(broken)}\n", "complete\n"))
         if not check:
-            _repair(machine, wanted.lock_seconds)
+            _wait_for_locks(machine, wanted.lock_seconds)
+            _repair(machine, wanted)
     if wanted.components:
         _components(machine, wanted, result, check)
     versions = _versions(machine)
@@ -88,78 +94,141 @@ def _unfinished(machine: Machine) -> list[str]:
     return names
 
 
-def _repair(machine: Machine, lock_seconds: int) -> None:
+def _repair(machine: Machine, wanted: Wanted) -> None:
     keep = ["--force-confdef", "--force-confold"]
-    done = _patient(machine, ["dpkg", *keep, "--configure", "-a"], lock_seconds)
+    done = _locked_run(machine, wanted, ["dpkg", *keep, "--configure", "-a"])
     left = _unfinished(machine)
     if left:
         # Configuring is not enough where dependencies or half of a package's files are missing.
-        done = _patient(machine, [*_apt(lock_seconds), "--fix-broken", "install"], lock_seconds)
+        if _lists_are_old(machine, wanted.lists_max_age_seconds):
+            _refresh(machine, wanted)
+        done = _run_apt(machine, wanted, ["--fix-broken", "install"])
         left = _unfinished(machine)
     if left:
         what = f"dpkg was interrupted on this machine and cannot be repaired: {', '.join(left)}"
-        raise Failed(
-            Failure("packages.dpkg_broken", what, done.complaint, "repair it by hand with `dpkg --configure -a`")
-        )
+        fix = "repair it by hand with `dpkg --configure -a` and `apt-get --fix-broken install`"
+        raise Failed(Failure("packages.dpkg_broken", what, _reason(done), fix))
 
 
-def _patient(machine: Machine, argv: Sequence[str], lock_seconds: int) -> Done:
-    """Run a program that wants the package lock; wait while another one, such as unattended-upgrades, has it."""
-    end = time.monotonic() + lock_seconds
-    while True:
-        done = machine.run(argv)
-        locked = done.code and re.search(
-            r"could not get lock|lock was locked|is locked by another", done.err, re.IGNORECASE
-        )
-        if not locked or time.monotonic() > end:
-            return done
-        time.sleep(2)
+# ------------------------------------------------------------------------------------------------ locks
+
+_LOCKS = (
+    "/var/lib/dpkg/lock-frontend",
+    "/var/lib/dpkg/lock",
+    "/var/lib/apt/lists/lock",
+    "/var/cache/apt/archives/lock",
+)
+_LOCKED = re.compile(r"could not get lock|lock was locked|is locked by another", re.IGNORECASE)
+_HOLDER = re.compile(r"(?:process|with pid) (\d+)")
+_FLOCK = "hhqqi4x"
+"""struct flock of Linux on 64 bits: type, whence, start, length, pid."""
+
+
+def _wait_for_locks(machine: Machine, lock_seconds: int) -> None:
+    """Wait a little while another program, such as unattended-upgrades, works with packages.
+
+    Raises:
+        Busy: when it goes on; whoever asked tells the operator and asks again, for `lock_seconds` in all.
+    """
+    end = time.monotonic() + min(PATIENCE_SECONDS, lock_seconds)
+    while (pid := next(filter(None, (_locked_by(machine.path(lock)) for lock in _LOCKS)), None)) is not None:
+        if time.monotonic() > end:
+            raise _busy(machine, pid, lock_seconds)
+        time.sleep(0.5)
+
+
+def _locked_by(path: Path) -> int | None:
+    """Return the process that holds a lock file; None where nobody does."""
+    try:
+        with path.open("rb+") as file:
+            asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
+    except FileNotFoundError:
+        return None
+    return None if kind == fcntl.F_UNLCK else int(pid)
+
+
+def _busy(machine: Machine, pid: int, lock_seconds: int) -> Busy:
+    name = (machine.read(f"/proc/{pid}/comm") or "a program that has ended").strip()
+    what = f"the package lock of this server is held by {name} (pid {pid})"
+    return Busy(
+        Failure("packages.locked", what, "", f"wait for its end, or end it (kill {pid}), then run again"), lock_seconds
+    )
+
+
+def _locked_run(machine: Machine, wanted: Wanted, argv: Sequence[str]) -> Done:
+    """Run a program that wants the package lock, which somebody may have taken since we looked."""
+    done = machine.run(argv)
+    if done.code and _LOCKED.search(done.err):
+        holder = _HOLDER.search(done.err)
+        raise _busy(machine, int(holder.group(1)) if holder else 0, wanted.lock_seconds)
+    return done
 
 
 # ------------------------------------------------------------------------------------------------ apt
 
+_APT = (
+    "apt-get", "--yes", "--quiet", "--no-install-recommends",
+    f"--option=DPkg::Lock::Timeout={int(PATIENCE_SECONDS)}",
+    "--option=Dpkg::Options::=--force-confdef", "--option=Dpkg::Options::=--force-confold",
+    "--option=Dpkg::Use-Pty=0",
+)  # fmt: skip
+_ARCHIVE = re.compile(r"error processing archive (/\S+\.deb)")
+_SPOILED = re.compile(r"dpkg-deb: error|corrupt|unexpected end of file", re.IGNORECASE)
+_FULL = "No space left on device"
 
-def _apt(lock_seconds: int) -> list[str]:
-    return [
-        "apt-get", "--yes", "--quiet", "--no-install-recommends",
-        f"--option=DPkg::Lock::Timeout={lock_seconds}",
-        "--option=Dpkg::Options::=--force-confdef", "--option=Dpkg::Options::=--force-confold",
-        "--option=Dpkg::Use-Pty=0",
-    ]  # fmt: skip
+
+def _run_apt(machine: Machine, wanted: Wanted, words: Sequence[str]) -> Done:
+    """Run apt-get; once more without the downloads that turn out to be spoiled.
+
+    apt compares what lies in its cache by size alone, and a power cut can leave the size without the content.
+    """
+    done = _locked_run(machine, wanted, [*_APT, *words])
+    spoiled = _ARCHIVE.findall(done.err) if done.code and _SPOILED.search(done.err) and _FULL not in done.err else []
+    if spoiled:
+        for archive in spoiled:
+            machine.remove(archive)
+        done = _locked_run(machine, wanted, [*_APT, *words])
+    return done
+
+
+def _reason(done: Done) -> str:
+    """Return what apt-get says about its failure."""
+    if _FULL in done.err:
+        return next(line.strip() for line in done.err.splitlines() if _FULL in line)
+    errors = [line for line in done.err.splitlines() if line.startswith("E:")] or [done.complaint]
+    return " ".join(errors[:4])
 
 
 def _install(machine: Machine, wanted: Wanted, missing: Sequence[str]) -> None:
-    if _lists_are_old(machine, wanted.lists_max_age_seconds):
-        _refresh(machine, wanted.lock_seconds)
+    _wait_for_locks(machine, wanted.lock_seconds)
+    said = _refresh(machine, wanted) if _lists_are_old(machine, wanted.lists_max_age_seconds) else ""
     unknown = _without_candidate(machine, missing)
     if unknown:
         # The lists may be fresh and still older than a source that was just published.
-        _refresh(machine, wanted.lock_seconds)
+        said = _refresh(machine, wanted)
         unknown = _without_candidate(machine, missing)
     if unknown:
-        raise MachineCannot(
-            [
-                Failure(
-                    "packages.unknown", f"no apt source of this server offers the package {name}", "", wanted.remedy
-                )
-                for name in unknown
-            ]
-        )
-    done = _patient(machine, [*_apt(wanted.lock_seconds), "install", *missing], wanted.lock_seconds)
+        what = "no apt source of this server offers the package"
+        raise MachineCannot([Failure("packages.unknown", f"{what} {name}", said, wanted.remedy) for name in unknown])
+    done = _run_apt(machine, wanted, ["install", *missing])
     if done.code:
-        errors = [line for line in done.err.splitlines() if line.startswith("E:")] or [done.complaint]
         what = f"apt-get could not install {', '.join(missing)}"
         fix = "nothing has to be undone: the next run repairs what was interrupted and goes on"
-        raise Failed(Failure("packages.install", what, " ".join(errors), fix))
+        if _FULL in done.err:
+            fix = f"free space and run again; {fix}"
+        raise Failed(Failure("packages.install", what, _reason(done), fix))
 
 
-def _refresh(machine: Machine, lock_seconds: int) -> None:
-    done = _patient(machine, [*_apt(lock_seconds), "update"], lock_seconds)
+def _refresh(machine: Machine, wanted: Wanted) -> str:
+    """Read the package lists; return what kept apt-get from reading some, which it takes lightly."""
+    done = _locked_run(machine, wanted, [*_APT, "update"])
     if done.code:
         what = "apt-get could not read the package lists"
         raise Failed(
-            Failure("packages.update", what, done.complaint, "repair the source, or the network, and run again")
+            Failure("packages.update", what, _reason(done), "repair the source, or the network, and run again")
         )
+    return next((line[3:] for line in done.err.splitlines() if line.startswith("W: Failed to fetch")), "")
 
 
 def _lists_are_old(machine: Machine, max_age: int) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import fcntl
 import functools
 import json
 import os
@@ -16,7 +15,6 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,8 +132,8 @@ def install(wanted: Wanted, *, check: bool) -> Result:
         return result
     began = datetime.datetime.now(datetime.timezone.utc)
     os.umask(0o022)
-    with _alone(wanted):
-        torch = _build(wanted, python)
+    _make_folders(wanted)
+    torch = _build(wanted, python)
     seconds = (datetime.datetime.now(datetime.timezone.utc) - began).total_seconds()
     result.summary = f"{wanted.title} was installed in {wanted.folder} in {seconds:.0f} s."
     result.data |= {"seconds": round(seconds, 1), "torch": torch}
@@ -165,23 +163,12 @@ def _size_of(folder: Path) -> int:
     return sum(os.lstat(Path(place, name)).st_blocks * 512 for place, _, names in os.walk(folder) for name in names)
 
 
-@contextlib.contextmanager
-def _alone(wanted: Wanted) -> Iterator[None]:
-    """Hold the engines' folder for one installation at a time."""
+def _make_folders(wanted: Wanted) -> None:
+    """Make the engines' folder; engines run as their own user, whatever umask the folder was made under."""
     engines = wanted.root / "engines"
     engines.mkdir(parents=True, exist_ok=True)
     for folder in (wanted.root, engines):
-        # Engines run as their own user, whatever umask the folder was made under.
         folder.chmod(0o755)
-    with (engines / ".lock").open("w", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            problem = Failure(
-                "engine.busy", f"Another run installs an engine under {engines} now", "", "wait for it to end"
-            )
-            raise MachineCannot(problem) from error
-        yield
 
 
 def _build(wanted: Wanted, python: str) -> str:

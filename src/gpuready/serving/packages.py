@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuready.outcome import Failed, Failure, mask
+from gpuready.serving import turn
+from gpuready.serving.files import write_text
 from gpuready.serving.locks import Lock
 
 _CERTIFICATES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
@@ -87,7 +89,8 @@ class Workshop:
 
 def make_room(python: str, folder: Path, *options: str) -> None:
     """Make a virtual environment in a folder that is not there yet."""
-    done = subprocess.run([python, "-m", "venv", *options, str(folder)], capture_output=True, text=True, check=False)
+    words = [python, "-m", "venv", *options, str(folder)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, pass_fds=turn.descriptors())
     if done.returncode:
         shutil.rmtree(folder, ignore_errors=True)
         raise Failed(
@@ -120,7 +123,9 @@ def provide_uv(workshop: Workshop, lock: Lock) -> Path:
     pip = [str(home / "bin/python"), "-m", "pip", "install", "-q", "--no-deps", "--require-hashes"]
     command = [*pip, "--only-binary", ":all:", "-r", str(requirements)]
     _run(command, workshop, f"uv {lock.requirements[0].version}")
-    marker.write_text(json.dumps(wanted), encoding="utf-8")
+    # A power cut must not leave the marker without the program.
+    os.sync()
+    write_text(marker, json.dumps(wanted))
     return program
 
 
@@ -136,7 +141,15 @@ def install(uv: Path, workshop: Workshop, folder: Path, requirements: str, what:
 
 
 def _run(command: Sequence[str], workshop: Workshop, what: str) -> None:
-    done = subprocess.run(command, env=workshop.environment(), capture_output=True, text=True, check=False)
+    # Where we are killed alone, this child goes on writing: then it still holds the server for itself.
+    done = subprocess.run(
+        command,
+        env=workshop.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        pass_fds=turn.descriptors(),
+    )
     if done.returncode:
         raise Failed(explain(what, done.stderr or done.stdout))
 
