@@ -1,6 +1,6 @@
 """Builds gpuready.pyz, the part of gpuready that runs on servers.
 
-One file, nothing compiled: our rooms without spec and rendering, pynvml, and the catalog as JSON. The
+One file, nothing compiled: our rooms but the controller's, pynvml, and the catalog as JSON. The
 same sources give the same bytes, so the file's digest says whether a server's copy is this checkout's.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gpuready import catalog
 
-CONTROLLER_ROOMS = ("spec", "rendering")
+CONTROLLER_ROOMS = ("spec", "rendering", "benchmark")
 CARRIED_MODULES = ("pynvml",)
 # The earliest date that a zip entry can hold: the build must not depend on the clock.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
