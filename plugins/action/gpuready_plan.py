@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from ansible._internal._datatag._tags import Origin, VaultedValue
 from ansible.errors import AnsibleConnectionFailure
-from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.plugins.action import ActionBase
 from ansible.utils.vars import load_extra_vars
 
-from gpuready.operations import firewall
 from gpuready.outcome import Failure, Refusal
 from gpuready.planning.host import decide, keep_or_renew, needs_of
 from gpuready.planning.plan import SIMULATED_MODELS, effective_stack
 from gpuready.rendering.templates import Renderer, render_host
 from gpuready.serving.models import read_model
-from gpuready.spec.check import PREFIX, check_declaration, with_place
-from gpuready.spec.inventory import locator, role_defaults, role_options
+from gpuready.spec.check import with_place
+from gpuready.spec.declared import Declared
+from gpuready.spec.inventory import locator
+from gpuready.spec.values import Secret
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 GENERATOR = CHECKOUT / "sim" / "tiny_model.py"
@@ -36,6 +39,20 @@ def _remedy(said: str) -> str:
     if "Permission denied" in said:
         return "check ansible_user and its key"
     return "start it, or leave it out with --limit"
+
+
+def plain(value: Any) -> Any:
+    """Return plain data without Ansible's tags and laziness; what came out of a vault stays marked."""
+    if isinstance(value, Mapping):
+        return {plain(key): plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    if isinstance(value, str):
+        text = "".join(value)
+        return Secret(text) if VaultedValue.is_tagged_on(value) else text
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return int(value) if isinstance(value, int) else float(value)
+    return value
 
 
 class ActionModule(ActionBase):
@@ -51,19 +68,18 @@ class ActionModule(ActionBase):
         task_vars = task_vars or {}
         host = task_vars["inventory_hostname"]
         locate = self._locator(host, task_vars)
-        spec, failures = self._declaration(host, task_vars, locate)
-        failures += self._knob_failures(host, task_vars, locate)
-        if spec is None:
+        declared = self._declared(host, task_vars, locate)
+        spec, failures = declared.shared()
+        knobs, refused = declared.all_knobs()
+        failures += refused
+        if spec is None or refused:
             return self._refuse(result, failures)
-        cuda = self._set_by_operator("cuda", task_vars)
-        stack = effective_stack(spec, cuda)
-        if any(failure.code == "spec.knob" for failure in failures):
-            return self._refuse(result, failures)
-        gateway = self._knobs("gateway", task_vars)
+        # The proxy is the carrier's matter and may hold a password: neither plan nor template sees it.
+        spec = spec.model_dump(exclude={"gpuready_proxy"})
+        gateway = {name.removeprefix("gateway_"): value for name, value in declared.effective("gateway", knobs).items()}
+        cuda = {name.removeprefix("cuda_"): value for name, value in knobs["cuda"].items()}
         try:
-            closed = self._firewall_failures(host, gateway, task_vars)
-            failures += [with_place(failure, host, locate) for failure in closed]
-            facts = self._facts(host, needs_of(spec, stack), task_vars)
+            facts = self._facts(host, needs_of(spec, effective_stack(spec, cuda)), task_vars)
             generated = self._generated_models(spec)
             plan, refused = decide(host, spec, gateway, facts, generated, cuda)
             failures += [with_place(failure, host, locate) for failure in refused]
@@ -78,25 +94,27 @@ class ActionModule(ActionBase):
         result["ansible_facts"] = {"gpuready_facts": facts, "gpuready_plan": plan, "gpuready_files": files}
         return result
 
+    def _declared(self, host: str, task_vars: dict, locate) -> Declared:
+        """Return what the variables of this host declare, with their templates evaluated by Ansible."""
+        return Declared(CHECKOUT / "roles", host, task_vars, lambda value: plain(self._templar.template(value)), locate)
+
     def _locator(self, host: str, task_vars: dict):
         """Return a function that says where a variable of this host is set; the command line wins over files."""
         sources = [Path(source) for source in task_vars.get("ansible_inventory_sources") or []]
         folders = [source if source.is_dir() else source.parent for source in sources if source.exists()]
-        in_files = locator(folders, task_vars.get("group_names", []), host, CHECKOUT, task_vars)
         on_command_line = load_extra_vars(self._loader)
-        return lambda name: "on the command line (-e)" if name in on_command_line else in_files(name)
 
-    def _declaration(self, host: str, task_vars: dict, locate) -> tuple[dict | None, list[Failure]]:
-        roles = role_options(CHECKOUT / "roles")
-        prefixes = (PREFIX, *(f"{role}_" for role in roles))
-        names = [name for name in task_vars if name.startswith(prefixes)]
-        # Only the shared variables are read here; a role's own are templated when the role runs.
-        declared = {
-            name: self._templar.template(task_vars[name]) if name.startswith(PREFIX) else None for name in names
-        }
-        spec, failures = check_declaration(host, declared, roles, locate)
-        # The proxy is the carrier's matter and may hold a password: neither plan nor template sees it.
-        return (spec.model_dump(exclude={"gpuready_proxy"}) if spec else None), failures
+        def origin(name: str) -> tuple[Path | None, int | None]:
+            found = Origin.get_tag(task_vars.get(name))
+            return (Path(found.path), found.line_num) if found and found.path else (None, None)
+
+        in_files = locator(folders, task_vars.get("group_names", []), host, CHECKOUT, task_vars, origin)
+
+        def locate(keys: tuple) -> str:
+            from_file = in_files(keys) if keys[0] not in on_command_line or origin(keys[0])[0] else ""
+            return from_file or ("on the command line (-e)" if keys[0] in on_command_line else "")
+
+        return locate
 
     def _facts(self, host: str, needs: dict, task_vars: dict) -> dict:
         task = self._task.copy()
@@ -123,53 +141,6 @@ class ActionModule(ActionBase):
             said = answer["failures"]
             raise Refusal(Failure(one["code"], f"host {host}: {one['what']}", one["why"], one["fix"]) for one in said)
         return answer["data"]
-
-    def _knob_failures(self, host: str, task_vars: dict, locate) -> list[Failure]:
-        """Check the roles' own variables now: Ansible itself would do so only when a role's turn comes."""
-        failures = []
-        for role, options in role_options(CHECKOUT / "roles").items():
-            for short, value in sorted(self._set_by_operator(role, task_vars).items()):
-                name = f"{role}_{short}"
-                checked = ArgumentSpecValidator({name: options[name]}).validate({name: value})
-                for message in checked.error_messages:
-                    place = f"{locate(name)}, " if locate(name) else ""
-                    what = f"host {host}, {place}{name} = {value!r} is refused"
-                    failures.append(Failure("spec.knob", what, message.rstrip("."), "correct it in the inventory"))
-        return failures
-
-    def _set_by_operator(self, role: str, task_vars: dict) -> dict:
-        """Return a role's public variables that differ from its defaults, without the role's prefix.
-
-        A default that this play's roles bring is not what the operator wrote, and may need the plan.
-        """
-        options = role_options(CHECKOUT / "roles")[role]
-        defaults = role_defaults(CHECKOUT / "roles", role) if options else {}
-        names = [name for name in options if name in task_vars and task_vars[name] != defaults[name]]
-        return {name.removeprefix(f"{role}_"): self._templar.template(task_vars[name]) for name in names}
-
-    def _knobs(self, role: str, task_vars: dict) -> dict:
-        """Return a role's public variables for this host, without the role's prefix."""
-        values = role_defaults(CHECKOUT / "roles", role)
-        values = {name: self._templar.template(task_vars.get(name, default)) for name, default in values.items()}
-        checked = ArgumentSpecValidator(role_options(CHECKOUT / "roles")[role]).validate(values)
-        return {name.removeprefix(f"{role}_"): checked.validated_parameters[name] for name in values}
-
-    def _firewall_failures(self, host: str, gateway: dict, task_vars: dict) -> list[Failure]:
-        """Check the packet filter's openings now, not when the stage base has already changed things."""
-        base = self._knobs("base", task_vars)
-        # Its port has a range of its own, checked with the other knobs of the gateway.
-        port = min(max(gateway["port"], 1), 65535)
-        gate = {"port": port, "source": base["firewall_gateway_sources"], "where": "base_firewall_gateway_sources"}
-        asked = {
-            "open": [*base["firewall_open"], gate],
-            "ssh_source": base["firewall_ssh_sources"],
-            "revert_seconds": base["firewall_revert_seconds"],
-        }
-        try:
-            firewall.wanted_from(asked)
-        except Refusal as refusal:
-            return [Failure(one.code, f"host {host}, {one.what}", one.why, one.fix) for one in refusal.failures]
-        return []
 
     def _generated_models(self, spec: dict) -> dict[str, dict]:
         """Make the simulated models on the controller and return what their files say."""

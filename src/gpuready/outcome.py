@@ -44,6 +44,16 @@ class Exit(IntEnum):
     """Tried and failed; the message says which state the machine is in now."""
 
 
+def visible(text: str) -> str:
+    """Return a text on one line, with everything that a terminal would act on, or not show, as an escape.
+
+    Parts of a sentence come from files and servers: a control character, a change of direction or a character of no
+    width in them could make it read as something else.
+    """
+    line = " ".join(text.split("\n"))
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in line)
+
+
 @dataclass(frozen=True)
 class Failure:
     """One thing that is wrong.
@@ -60,7 +70,7 @@ class Failure:
     def sentence(self) -> str:
         """Return the failure as the one sentence that an operator reads."""
         text = self.what if not self.why else f"{self.what}: {self.why}"
-        text = mask(f"{text}; {self.fix}" if self.fix else text)
+        text = visible(mask(f"{text}; {self.fix}" if self.fix else text))
         return text if text.endswith("?") else f"{text}."
 
 

@@ -52,7 +52,7 @@ def real_model(path: str) -> list[dict[str, Any]]:
         ({"gpuready_deployment": []}, ["gpuready_deployment: no such variable; did you mean gpuready_deployments?"]),
         ({"gateway_prot": 80}, ["gateway_prot: no such variable; did you mean gateway_port?"]),
         ({"gateway_port": "door"}, ["gateway_port = 'door' is refused"]),
-        ({"base_shm_percent": 200}, ["base_shm_percent is 200", "set 1 to 95"]),
+        ({"base_shm_percent": 200}, ["base_shm_percent = 200 is refused", "1 to 95, or null"]),
         (
             {"gpuready_deployments": deployments(gpus=9)},
             ["deployments ask for 9 GPUs (chat 9)", "gpuready_gpu_count is 8"],

@@ -9,7 +9,7 @@ import pytest
 
 from gpuready.outcome import Failure
 from gpuready.spec.check import check_declaration, with_place
-from gpuready.spec.inventory import locator, role_defaults, role_options
+from gpuready.spec.inventory import locator, role_options
 
 ROOT = Path(__file__).resolve().parents[2]
 ROLES = {"gateway": ["gateway_port"]}
@@ -39,7 +39,7 @@ def declared(**change: Any) -> dict[str, Any]:
 
 
 def sentences(values: dict[str, Any]) -> list[str]:
-    _, failures = check_declaration("h1", values, ROLES, lambda name: f"group_vars/g.yml:{len(name)}")
+    _, failures = check_declaration("h1", values, ROLES, lambda keys: f"group_vars/g.yml:{len(keys)}")
     return [failure.sentence() for failure in failures]
 
 
@@ -65,7 +65,7 @@ def test_numbers_from_the_command_line_are_numbers() -> None:
         ({"gpuready_stack": "cu182"}, "no such stack in the catalog; did you mean cu128?"),
         ({"gpuready_stack": "zzz"}, "no such stack in the catalog; known are cpu, cu128"),
         ({"gpuready_gpu_model": "h100-80gb-smx"}, "did you mean h100-80gb-sxm?"),
-        ({"gpuready_gpu_count": 0}, "gpuready_gpu_count = 0 is refused: input should be greater than or equal to 1"),
+        ({"gpuready_gpu_count": 0}, "gpuready_gpu_count = 0 is refused: allowed are numbers from 1"),
         ({"gpuready_expect": {"ram": 3}}, "gpuready_expect.ram: no such key"),
     ],
 )
@@ -91,7 +91,7 @@ def in_deployment(**change: Any) -> dict[str, Any]:
     ("change", "words"),
     [
         ({"name": "Chat One"}, "allowed are 1 to 32 lower case letters, digits and dashes, a letter first"),
-        ({"engine": "vlm"}, "input should be 'vllm', 'sglang' or 'tensorrt_llm'"),
+        ({"engine": "vlm"}, "'vlm' is refused: allowed are 'vllm', 'sglang' or 'tensorrt_llm'"),
         ({"gpus": "all"}, "allowed are a number of GPUs (4), a list of their indices ([0, 1]) or {mig:"),
         ({"gpus": 0}, "gpuready_deployments[0].gpus = 0 is refused"),
         ({"model_path": "data/m"}, "allowed is an absolute path"),
@@ -112,8 +112,9 @@ def test_percentiles_in_the_wrong_order() -> None:
 def test_two_deployments_of_one_name() -> None:
     values = declared()
     values["gpuready_deployments"] *= 2
-    (sentence,) = sentences(values)
-    assert "two deployments have the name chat" in sentence
+    name, model = sentences(values)
+    assert "gpuready_deployments[1].name = 'chat' is refused: gpuready_deployments[0] has the same name" in name
+    assert "gpuready_deployments[1].model = 'm' is refused: gpuready_deployments[0] has the same model" in model
 
 
 def test_every_mistake_at_once_and_the_rest_is_still_checked() -> None:
@@ -127,8 +128,39 @@ def test_the_place_of_a_variable_is_its_file_and_line(tmp_path: Path) -> None:
     (tmp_path / "group_vars" / "all.yml").write_text("---\ngpuready_stack: cu128\n")
     (tmp_path / "group_vars" / "h100-sg.yml").write_text("---\n# x\n\ngpuready_stack: cpu\n")
     locate = locator([tmp_path], ["h100-sg"], "h1", tmp_path, {"gpuready_stack": "cpu"})
-    assert locate("gpuready_stack") == "group_vars/h100-sg.yml:4"
-    assert locate("gpuready_nothing") == ""
+    assert locate(("gpuready_stack",)) == "group_vars/h100-sg.yml:4"
+    assert locate(("gpuready_nothing",)) == ""
+
+
+NESTED = """\
+workload: &load
+  concurrency: 1
+  wrong: 2
+gpuready_deployments:
+  - name: a
+    workload:
+      <<: *load
+      concurrency: 2
+  - name: b
+"""
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [((), 4), ((0,), 5), ((0, "workload"), 6), ((0, "workload", "wrong"), 3), ((1, "name"), 9), ((1, "absent"), 9)],
+)
+def test_the_place_of_a_key_is_its_own_line(tmp_path: Path, keys: tuple[int | str, ...], line: int) -> None:
+    (tmp_path / "group_vars").mkdir()
+    (tmp_path / "group_vars" / "g.yml").write_text(NESTED)
+    locate = locator([tmp_path], ["g"], "h1", tmp_path, {})
+    assert locate(("gpuready_deployments", *keys)) == f"group_vars/g.yml:{line}"
+
+
+def test_of_several_hosts_in_one_file_the_own_line_is_named(tmp_path: Path) -> None:
+    hosts = "all:\n  hosts:\n    h1: {gpuready_replan: null}\n    h2: {x: 1, gpuready_replan: null}\n"
+    (tmp_path / "hosts.yml").write_text(hosts)
+    for host, line in (("h1", 3), ("h2", 4)):
+        assert locator([tmp_path], [], host, tmp_path, {})(("gpuready_replan",)) == f"hosts.yml:{line}"
 
 
 def test_of_two_groups_the_one_with_the_real_value_is_named(tmp_path: Path) -> None:
@@ -137,16 +169,7 @@ def test_of_two_groups_the_one_with_the_real_value_is_named(tmp_path: Path) -> N
     (tmp_path / "group_vars" / "zzz.yml").write_text("gpuready_stack: cpu\n")
     for value, name in (("cu128", "aaa"), ("cpu", "zzz"), ("templated", "zzz")):
         locate = locator([tmp_path], ["aaa", "zzz"], "h1", tmp_path, {"gpuready_stack": value})
-        assert locate("gpuready_stack") == f"group_vars/{name}.yml:1"
-
-
-def test_every_role_says_its_public_variables_and_defaults_agree() -> None:
-    for role, names in role_options(ROOT / "roles").items():
-        if not (ROOT / "roles" / role / "defaults" / "main.yml").exists():
-            assert not names, role
-            continue
-        assert sorted(role_defaults(ROOT / "roles", role)) == sorted(names), role
-        assert all(name.startswith(f"{role}_") for name in names), role
+        assert locate(("gpuready_stack",)) == f"group_vars/{name}.yml:1"
 
 
 def test_the_example_inventory_is_a_good_declaration() -> None:
@@ -161,5 +184,5 @@ def test_the_example_inventory_is_a_good_declaration() -> None:
 
 @pytest.mark.parametrize("key", ["gpuready_gpu_count", "gateway_port", "base_firewall_open"])
 def test_a_refusal_of_a_later_check_gets_its_place_too(key: str) -> None:
-    placed = with_place(Failure("x", f"host h1, {key} = 1 is refused"), "h1", lambda name: f"{name}.yml:3")
+    placed = with_place(Failure("x", f"host h1, {key} = 1 is refused"), "h1", lambda keys: f"{keys[0]}.yml:3")
     assert placed.what == f"host h1, {key}.yml:3, {key} = 1 is refused"

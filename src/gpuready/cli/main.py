@@ -30,7 +30,7 @@ NOUNS: dict[str, str] = {
     "gateway": "the only door to the engines: apply",
     "release": "rendered deployments: apply, list",
     "deployment": "running deployments: status, and the steps of their units",
-    "spec": "what an operator declares: check, schema (controller only)",
+    "spec": "what an operator declares: check, schema, docs (controller only)",
 }
 
 

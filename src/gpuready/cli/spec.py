@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from gpuready.cli.verb import Call, Verb
-from gpuready.outcome import Failure, MachineCannot, Result
+from gpuready.outcome import Change, Failure, MachineCannot, Result
+
+CHECKOUT = Path(__file__).resolve().parents[3]
 
 
 def _spec_room() -> None:
@@ -33,7 +37,27 @@ def _schema(_: Call) -> Result:
     return Result(data=HostSpec.model_json_schema())
 
 
+def _docs(call: Call) -> Result:
+    _spec_room()
+    from gpuready.spec.docs import pages
+
+    folder, result = CHECKOUT / "docs" / "reference", Result()
+    for name, text in pages(CHECKOUT / "roles").items():
+        path = folder / name
+        before = path.read_text(encoding="utf-8") if path.exists() else ""
+        if before != text:
+            result.changed = True
+            result.diff.append(Change(str(path.relative_to(CHECKOUT)), before, text))
+            if not call.check:
+                folder.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+    said = "would be written anew" if call.check else "are written anew"
+    result.summary = f"the pages of docs/reference {said if result.changed else 'are as they should be'}"
+    return result
+
+
 VERBS = {
     "check": Verb("check a declaration", _check, takes_input=True),
     "schema": Verb("print the JSON Schema of the shared variables", _schema),
+    "docs": Verb("write docs/reference from the definitions of all variables", _docs, changes=True),
 }

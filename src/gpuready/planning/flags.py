@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,19 +29,19 @@ OWN = {
 SECRET = {"api-key", "hf-token"}
 """Flags that hold secrets: a rendered file is no place for them."""
 
-SETTINGS: dict[str, tuple[str, type]] = {
-    "max-model-len": ("max_model_len", int),
-    "max-num-seqs": ("max_num_seqs", int),
-    "max-num-batched-tokens": ("max_num_batched_tokens", int),
-    "gpu-memory-utilization": ("gpu_memory_utilization", float),
-    "kv-cache-memory-bytes": ("kv_cache_memory_bytes", int),
+SETTINGS: dict[str, tuple[str, type, int]] = {
+    "max-model-len": ("max_model_len", int, 100_000_000),
+    "max-num-seqs": ("max_num_seqs", int, 100_000),
+    "max-num-batched-tokens": ("max_num_batched_tokens", int, 10_000_000),
+    "gpu-memory-utilization": ("gpu_memory_utilization", float, 1),
+    "kv-cache-memory-bytes": ("kv_cache_memory_bytes", int, 2**40),
 }
-"""Flags that the memory arithmetic knows, with the plan's name for each."""
+"""Flags that the memory arithmetic knows: the plan's name for each, its type, and the most that it can be."""
 
 
-def spelled(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flags in the engine's spelling; vLLM takes underscores for dashes."""
-    return {name.replace("_", "-").lstrip("-"): value for name, value in flags.items()}
+def spelled(name: str) -> str:
+    """Return a flag in the engine's spelling; vLLM takes underscores for dashes."""
+    return name.lstrip("-").replace("_", "-")
 
 
 def split(where: str, flags: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], list[Failure]]:
@@ -48,26 +49,48 @@ def split(where: str, flags: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
     failures = []
     settings: dict[str, Any] = {}
     rest: dict[str, Any] = {}
-    for name, value in spelled(flags).items():
-        if name in OWN:
-            failures.append(Failure("plan.flag", f"{where}, flags.{name} is set by gpuready itself", "", "remove it"))
+    written: dict[str, str] = {}
+    for key, value in flags.items():
+        name = spelled(key)
+        positive = name.removeprefix("no-")
+        if positive in written:
+            what = f"{where}, flags.{key} and flags.{written[positive]} are the same flag"
+            failures.append(Failure("plan.flag_twice", what, "", "keep one of them"))
+        elif name in OWN:
+            failures.append(Failure("plan.flag", f"{where}, flags.{key} is set by gpuready itself", "", "remove it"))
         elif name in SECRET:
-            what = f"{where}, flags.{name} is a secret, and rendered files are no place for one"
+            what = f"{where}, flags.{key} is a secret, and rendered files are no place for one"
             failures.append(Failure("plan.flag_secret", what, "", "remove it; engines listen on loopback only"))
         elif name in SETTINGS:
-            key, kind = SETTINGS[name]
-            try:
-                settings[key] = kind(value)
-            except (TypeError, ValueError):
-                what = f"{where}, flags.{name} = {value!r} is not a number"
-                failures.append(Failure("plan.flag", what, "", "set a number"))
-                continue
-            if settings[key] <= 0:
-                what = f"{where}, flags.{name} = {value!r} is not above zero"
-                failures.append(Failure("plan.flag", what, "", "set a number above zero"))
+            setting, kind, most = SETTINGS[name]
+            number = _number(kind, value)
+            if number is None or not 0 < number <= most:
+                noun = "a whole number" if kind is int else "a number"
+                what = f"{where}, flags.{key} = {_shown(value)} is refused"
+                failures.append(Failure("plan.flag", what, f"allowed is {noun} above 0, at most {most}", "correct it"))
+            else:
+                settings[setting] = number
         else:
             rest[name] = value
+        written[positive] = key
     return settings, rest, failures
+
+
+def _number(kind: type, value: Any) -> int | float | None:
+    """Return a number that is written as one, also as a text, which `-e` makes of it; None for all else."""
+    pattern = r"[0-9]{1,18}" if kind is int else r"[0-9]{0,18}(\.[0-9]{1,18})?"
+    if isinstance(value, str):
+        return kind(value) if value and re.fullmatch(pattern, value) else None
+    if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
+        return None
+    return value if value == value else None
+
+
+def _shown(value: Any) -> str:
+    try:
+        return ascii(value)[:80]
+    except ValueError:
+        return "a number of more than 4300 digits"
 
 
 def as_yaml(flags: Mapping[str, Any]) -> dict[str, Any]:

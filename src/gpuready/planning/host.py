@@ -9,7 +9,6 @@ from gpuready import catalog
 from gpuready.outcome import Failure, Refusal
 from gpuready.planning import preflight
 from gpuready.planning.model import ModelFacts, UnknownModel, read_facts
-from gpuready.planning.placement import FIRST_PORT
 from gpuready.planning.plan import SIMULATED_MODELS, card_key, effective_stack, make_plan
 
 PATHS = ("/", "/opt/gpuready", "/srv/models", "/usr", "/var/cache", "/var/lib/gpuready")
@@ -83,23 +82,6 @@ def _disk_needs(plan: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, 
     return needs
 
 
-def _gateway_failures(host: str, gateway: Mapping[str, Any]) -> list[Failure]:
-    """Check the ranges of the gateway's knobs; their types were checked before."""
-    ranges = {
-        "port": (1, FIRST_PORT - 1),
-        "request_timeout_seconds": (1, 86400),
-        "hold_seconds": (0, 3600),
-        "body_limit_kib": (16, 65536),
-        "max_connections": (1, 100000),
-    }
-    failures = []
-    for name, (low, high) in ranges.items():
-        if not low <= gateway[name] <= high:
-            what = f"host {host}, gateway_{name} = {gateway[name]} is refused"
-            failures.append(Failure("preflight.gateway", what, "", f"allowed are {low} to {high}"))
-    return failures
-
-
 def _archive_failures(host: str, name: str, stack: Mapping[str, Any], facts: Mapping[str, Any]) -> list[Failure]:
     """Check that the distribution's own archive holds the CUDA version, where that is the source."""
     cuda, system = stack["host"]["cuda"], facts["os"]
@@ -138,7 +120,6 @@ def decide(
         key = card_key(spec["gpuready_gpu_model"])
         failures += preflight.gpu_failures(host, key, spec["gpuready_gpu_count"], facts)
     failures += preflight.expectation_failures(host, spec["gpuready_expect"], facts)
-    failures += _gateway_failures(host, gateway)
     failures += preflight.port_failures(host, {"gateway_port": (gateway["port"], GATEWAY_UNIT)}, facts)
     failures += preflight.model_failures(host, spec["gpuready_deployments"], facts)
     failures += preflight.repository_failures(host, facts)

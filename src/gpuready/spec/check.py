@@ -4,59 +4,76 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from gpuready import catalog
 from gpuready.outcome import Failure
 from gpuready.spec.model import HostSpec
+from gpuready.spec.options import Path, Problem
+from gpuready.spec.values import path_text, shown, yaml_hint
 
 PREFIX = "gpuready_"
+CORRECT = "correct it in the inventory"
 
-Locate = Callable[[str], str]
-"""Says where a variable is set, e.g. `inventories/production/group_vars/h100-sg.yml:4`; empty when not known."""
+Locate = Callable[[Path], str]
+"""Says where a variable, or a key in it, is set, e.g. `inventories/production/group_vars/h100-sg.yml:4`; or nothing."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nowhere(_: Path) -> str:
+    """Say nothing about the place: for declarations that come from no file."""
+    return ""
+
+
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return the known word that `word` most likely means; empty when none is near."""
-    found = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.6)
+    found = difflib.get_close_matches(word[:200], sorted(known), n=1, cutoff=cutoff)
     return found[0] if found else ""
 
 
-def _meant(word: str, known: Iterable[str], prefix: str = "") -> str:
+def meant(word: object, known: Iterable[str], prefix: str = "") -> str:
+    """Say which of the known words was meant, or which there are."""
     known = sorted(known)
     # What all names share says nothing about which one was meant.
-    near = nearest(word.removeprefix(prefix), [name.removeprefix(prefix) for name in known])
-    near = f"{prefix}{near}" if near else ""
-    return f"did you mean {near}?" if near else f"known are {', '.join(known)}"
+    near = nearest(str(word).removeprefix(prefix), [name.removeprefix(prefix) for name in known])
+    if near:
+        return f"did you mean {prefix}{near}?"
+    return f"known are {', '.join(known)}" if known else "there are none"
+
+
+def where(host: str, path: Path, locate: Locate) -> str:
+    """Return the beginning of every sentence: host, place, key."""
+    place = locate(path)
+    return f"host {host}, {f'{place}, ' if place else ''}{path_text(path)}"
 
 
 def unknown_names(
     host: str, declared: Iterable[str], roles: Mapping[str, Iterable[str]], locate: Locate
 ) -> list[Failure]:
-    """Return a failure for every variable under our prefixes that nobody defines.
+    """Return a failure for every variable that nobody defines, under our prefixes or nearly under them.
 
     `roles` maps each role's name to its public variables; a role's prefix is its name and an underscore.
     """
+    known_by_prefix = {PREFIX: set(HostSpec.model_fields)} | {f"{role}_": set(names) for role, names in roles.items()}
+    known_at_all = set().union(*known_by_prefix.values())
     failures = []
-    for name in sorted(declared):
-        if name.startswith(PREFIX):
-            known, prefix = set(HostSpec.model_fields), PREFIX
-            if name in known:
-                continue
-        else:
-            owner = next((role for role in roles if name.startswith(f"{role}_")), None)
-            if owner is None:
-                continue
-            known, prefix = set(roles[owner]), f"{owner}_"
-            if name in known:
-                continue
-        what = f"host {host}, {_place(locate, name)}{name}: no such variable"
-        failures.append(Failure("spec.unknown_name", what, "", _meant(name, known, prefix)))
+    for name in sorted(set(declared) - known_at_all):
+        prefix = next((one for one in known_by_prefix if name.startswith(one)), "")
+        near = "" if prefix else _nearly(name, known_at_all)
+        if prefix or near:
+            fix = meant(name, known_by_prefix[prefix], prefix) if prefix else f"did you mean {near}?"
+            what = f"{where(host, (name,), locate)}: no such variable"
+            failures.append(Failure("spec.unknown_name", what, "", fix))
     return failures
+
+
+def _nearly(name: str, known: set[str]) -> str:
+    """Return the variable of ours that a name is but for a slip: a variable that nobody reads goes unnoticed."""
+    folded = name.lower().replace("-", "_")
+    return folded if folded in known else nearest(folded, known, cutoff=0.92)
 
 
 def with_place(failure: Failure, host: str, locate: Locate) -> Failure:
@@ -64,72 +81,109 @@ def with_place(failure: Failure, host: str, locate: Locate) -> Failure:
     named = re.match(rf"host {re.escape(host)}, ((?:gpuready|gateway|base)_[a-z_]+|deployment )", failure.what)
     if named is None:
         return failure
-    key = "gpuready_deployments" if named[1] == "deployment " else named[1]
+    place = locate(("gpuready_deployments" if named[1] == "deployment " else named[1],))
     start = len(f"host {host}, ")
-    return replace(failure, what=f"{failure.what[:start]}{_place(locate, key)}{failure.what[start:]}")
+    return replace(failure, what=f"{failure.what[:start]}{f'{place}, ' if place else ''}{failure.what[start:]}")
 
 
-def _place(locate: Locate, key: str) -> str:
-    place = locate(key.split("[")[0].split(".")[0])
-    return f"{place}, " if place else ""
+def problem_failure(host: str, problem: Problem, locate: Locate) -> Failure:
+    """Return a problem of a role's variable as a failure."""
+    start = where(host, problem.path, locate)
+    if problem.unknown is not None:
+        return Failure("spec.unknown_key", f"{start}: no such key", "", meant(problem.path[-1], problem.unknown))
+    if problem.missing:
+        return Failure("spec.missing", f"{start} is not set", "", "set it")
+    value = "" if problem.secret else f" = {shown(problem.value)}"
+    return Failure("spec.knob", f"{start}{value} is refused", problem.allowed, CORRECT)
 
 
-def _path(location: tuple[int | str, ...]) -> str:
-    """Write pydantic's location as an operator would: gpuready_deployments[0].workload.p50."""
-    text = ""
-    for part in location:
-        if isinstance(part, int):
-            text += f"[{part}]"
-        elif part in ("constrained-int", "int", "MigClaim") or "[" in part:
-            break  # the rest names an alternative of a union, not something that an operator wrote
-        else:
-            text += f".{part}" if text else part
-    return text
+def _path(location: tuple[int | str, ...]) -> Path:
+    """Return pydantic's location without what names an alternative of a union, which is nothing that anyone wrote."""
+    is_tagged = len(location) > 3 and location[0] == "gpuready_deployments" and location[2] == "gpus"
+    path = location[:3] + location[4:] if is_tagged else location
+    return path[:-1] if path and path[-1] == "[key]" else path
 
 
-def _known_at(location: tuple[int | str, ...]) -> list[str]:
-    """Return the field names that are known where an unknown key stands."""
-    model: Any = HostSpec
-    for part in location[:-1]:
-        if isinstance(part, int) or not hasattr(model, "model_fields"):
-            continue
-        field = model.model_fields.get(part)
-        if field is None:
-            continue
-        kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
-        model = next((kind for kind in kinds if hasattr(kind, "model_fields")), model)
-    return sorted(model.model_fields)
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models_in(part)
+
+
+def _known_at(path: Path) -> list[str]:
+    """Return the keys that are known at a place of the declaration."""
+    model: type[BaseModel] | None = HostSpec
+    for part in path:
+        field = model.model_fields.get(part) if model and isinstance(part, str) else None
+        if field is not None:
+            model = next(_models_in(field.annotation), None)
+    return list(model.model_fields) if model else []
+
+
+_ALLOWED = {
+    "string_type": "allowed is a text",
+    "bool_type": "allowed are true and false",
+    "bool_parsing": "allowed are true and false",
+    "list_type": "allowed is a list",
+    "dict_type": "allowed is a mapping",
+    "union_tag_not_found": (
+        "allowed are a number of GPUs (4), a list of their indices ([0, 1]) or {mig: 3g.40gb, count: 1}"
+    ),
+    "string_too_short": "allowed is a text that is not empty",
+}
+"""What is allowed, by pydantic's type of error, in an operator's words where pydantic's are a programmer's."""
+
+
+def _allowed(error: Mapping[str, Any], known: list[str]) -> str:
+    kind, context = error["type"], error.get("ctx", {})
+    if kind in ("model_type", "model_attributes_type"):
+        return f"allowed is a mapping with the keys {', '.join(known)}"
+    if kind == "literal_error":
+        return f"allowed are {context['expected']}"
+    if kind == "greater_than_equal":
+        return f"allowed are numbers from {context['ge']}"
+    if kind == "less_than_equal":
+        return f"allowed are numbers up to {context['le']}"
+    if kind in ("too_short", "too_long"):
+        return f"allowed are {context.get('min_length', 1)} to {context.get('max_length', 16)} entries"
+    message: str = error["msg"].removeprefix("Value error, ")
+    words = _ALLOWED.get(kind, message[:1].lower() + message[1:])
+    hint = yaml_hint(error.get("input")) if kind == "string_type" else ""
+    return f"{words} ({hint})" if hint else words
 
 
 def _failure(host: str, error: Mapping[str, Any], locate: Locate) -> Failure:
-    location = tuple(error["loc"])
-    key = _path(location)
-    where = f"host {host}, {_place(locate, key)}{key or 'declaration'}"
-    kind = error["type"]
+    path, kind = _path(tuple(error["loc"])), error["type"]
+    start = where(host, path, locate)
     if kind == "missing":
-        return Failure("spec.missing", f"{where} is not set", "", "set it; inventories/example shows how")
+        return Failure("spec.missing", f"{start} is not set", "", "set it; inventories/example shows how")
     if kind == "extra_forbidden":
-        return Failure("spec.unknown_key", f"{where}: no such key", "", _meant(str(location[-1]), _known_at(location)))
-    message = error["msg"].removeprefix("Value error, ")
-    if kind == "value_error":
-        return Failure("spec.value", f"{where} is refused", message, "correct it in the inventory")
-    value = error.get("input")
-    shown = repr(value) if len(repr(value)) < 80 else f"{repr(value)[:77]}..."
-    return Failure("spec.value", f"{where} = {shown} is refused", _allowed(error, key), "correct it in the inventory")
+        return Failure("spec.unknown_key", f"{start}: no such key", "", meant(path[-1], _known_at(path[:-1])))
+    if kind == "invalid_key" or (error["loc"][-1] == "[key]" and kind == "string_type"):
+        return Failure("spec.unknown_key", f"{start}: a key has to be a text", "", "quote it")
+    allowed = _allowed(error, _known_at(path))
+    if path[0] == "gpuready_proxy" and "no_proxy" not in path:
+        # It may hold a password, and in a form in which nothing can tell where that is.
+        return Failure("spec.value", f"{start} is refused", allowed, CORRECT)
+    if error["loc"][-1] == "[key]":
+        return Failure("spec.unknown_key", f"{start}: no such key", allowed, CORRECT)
+    return Failure("spec.value", f"{start} = {shown(error.get('input'))} is refused", allowed, CORRECT)
 
 
-def _allowed(error: Mapping[str, Any], key: str) -> str:
-    """Say what is allowed, in an operator's words where pydantic's are a programmer's."""
-    if key.endswith(".gpus"):
-        return "allowed are a number of GPUs (4), a list of their indices ([0, 1]) or {mig: 3g.40gb, count: 1}"
-    if error["type"] == "string_pattern_mismatch":
-        if key.endswith("path"):
-            return "allowed is an absolute path"
-        if key.endswith(".model"):
-            return "allowed are letters, digits and _ . / : @ + -, a letter or digit first"
-        return "allowed are 1 to 32 lower case letters, digits and dashes, a letter first"
-    message: str = error["msg"]
-    return message[:1].lower() + message[1:]
+def _twins(host: str, spec: HostSpec, locate: Locate) -> list[Failure]:
+    """Return a failure for every deployment that has the name or the model of an earlier one."""
+    failures = []
+    for key in ("name", "model"):
+        values = [getattr(one, key) for one in spec.gpuready_deployments]
+        for index, value in enumerate(values):
+            if (first := values.index(value)) < index:
+                start = where(host, ("gpuready_deployments", index, key), locate)
+                why = f"gpuready_deployments[{first}] has the same {key}"
+                failures.append(
+                    Failure("spec.twice", f"{start} = {shown(value)} is refused", why, "each needs its own")
+                )
+    return failures
 
 
 def _catalog_failures(host: str, spec: HostSpec, locate: Locate) -> list[Failure]:
@@ -141,32 +195,25 @@ def _catalog_failures(host: str, spec: HostSpec, locate: Locate) -> list[Failure
         ("gpuready_stack", spec.gpuready_stack, list(catalog.load("stacks")["stacks"]), "stack"),
     ):
         if value not in known:
-            what = f"host {host}, {_place(locate, key)}{key} = {value!r}: no such {noun} in the catalog"
-            failures.append(Failure(f"spec.unknown_{noun.lower()}", what, "", _meant(value, known)))
+            what = f"{where(host, (key,), locate)} = {shown(value)}: no such {noun} in the catalog"
+            failures.append(Failure(f"spec.unknown_{noun.lower()}", what, "", meant(value, known)))
     return failures
 
 
-def _union_arm_noise(errors: list[Any]) -> list[Any]:
-    """Keep one error per value: a union reports one per alternative."""
-    kept: dict[str, Any] = {}
-    for error in errors:
-        kept.setdefault(_path(tuple(error["loc"])), error)
-    return list(kept.values())
-
-
 def check_declaration(
-    host: str, declared: Mapping[str, Any], roles: Mapping[str, Iterable[str]], locate: Locate = lambda _: ""
+    host: str, declared: Mapping[str, Any], roles: Mapping[str, Iterable[str]], locate: Locate = nowhere
 ) -> tuple[HostSpec | None, list[Failure]]:
     """Return the checked declaration of one host, and every mistake at once.
 
-    The declaration is None when its own values cannot be read; with other mistakes (an unknown name beside it, a
-    name that the catalog lacks) it is still returned, so that more can be checked in the same pass.
+    The declaration is None when its own values cannot be read or told apart; with other mistakes (an unknown name
+    beside it, a name that the catalog lacks) it is still returned, so that more can be checked in the same pass.
     """
     failures = unknown_names(host, declared, roles, locate)
     known = {key: value for key, value in declared.items() if key in HostSpec.model_fields}
     try:
         spec = HostSpec.model_validate(known)
     except ValidationError as error:
-        errors = _union_arm_noise(error.errors(include_url=False, include_context=False))
+        errors = error.errors(include_url=False)
         return None, failures + [_failure(host, one, locate) for one in errors]
-    return spec, failures + _catalog_failures(host, spec, locate)
+    twins = _twins(host, spec, locate)
+    return None if twins else spec, failures + twins + _catalog_failures(host, spec, locate)

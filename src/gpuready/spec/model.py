@@ -2,14 +2,100 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    Tag,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
 
-Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")]
-ModelId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./:@+-]{0,127}$")]
-Positive = Annotated[int, Field(ge=1)]
+from gpuready.spec.values import whole
+
+MOST_GPUS = 16
+
+
+def _whole(value: object) -> int:
+    number = whole(value)
+    if number is None:
+        raise ValueError("allowed is a whole number in decimal digits")
+    return number
+
+
+def _truth(value: object) -> bool:
+    """Take what `-e name=true` makes a text; 1 and 0 are no answer to a question of yes or no."""
+    if isinstance(value, str) and value.lower() in ("true", "false", "yes", "no"):
+        return value.lower() in ("true", "yes")
+    if not isinstance(value, bool):
+        raise ValueError("allowed are true and false")
+    return value
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form of a text, and what is allowed in words, which end the sentence "allowed ..."."""
+
+    pattern: str
+    allowed: str
+
+    def _check(self, value: str) -> str:
+        if not re.fullmatch(self.pattern, value):
+            raise ValueError(f"allowed {self.allowed}")
+        return value
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        words = re.sub(r"^(is|are) ", "", self.allowed)
+        return {**handler(schema), "pattern": f"^({self.pattern})$", "x-allowed": words}
+
+
+def _gpus_kind(value: object) -> str | None:
+    if isinstance(value, dict):
+        return "mig"
+    return "list" if isinstance(value, list) else "count" if whole(value) is not None else None
+
+
+WHOLE = BeforeValidator(_whole)
+Truth = Annotated[bool, BeforeValidator(_truth)]
+Tokens = Annotated[int, Field(ge=1, le=100_000_000), WHOLE]
+Count = Annotated[int, Field(ge=1, le=MOST_GPUS), WHOLE]
+Index = Annotated[int, Field(ge=0, le=MOST_GPUS - 1), WHOLE]
+Expected = Annotated[int, Field(ge=1, le=1_000_000), WHOLE]
+Name = Annotated[
+    str, Form(r"[a-z][a-z0-9-]{0,31}", "are 1 to 32 lower case letters, digits and dashes, a letter first")
+]
+ModelId = Annotated[
+    str,
+    Form(
+        r"(?!.*(\.\.|//))[A-Za-z0-9][A-Za-z0-9_./:@+-]{0,127}",
+        "are at most 128 letters, digits and _ . / : @ + -, a letter or digit first, without .. and //",
+    ),
+]
+AbsolutePath = Annotated[
+    str,
+    Form(
+        r"(?!.*/\.\.?(/|$))/[A-Za-z0-9_./:@+=,~-]{1,500}",
+        "is an absolute path of letters, digits and _ . / : @ + = , ~ -, without . and .. as a part",
+    ),
+]
+FlagName = Annotated[
+    str,
+    Form(r"-{0,2}[A-Za-z0-9][A-Za-z0-9._-]{0,99}", "are letters, digits, dots and dashes, as the engine spells it"),
+]
 
 
 class _Declared(BaseModel):
@@ -19,8 +105,8 @@ class _Declared(BaseModel):
 class Percentiles(_Declared):
     """Half of the requests stay below p50, 99 of 100 below p99."""
 
-    p50: Positive = Field(description="Tokens of the median request.")
-    p99: Positive = Field(description="Tokens that only one request in a hundred exceeds.")
+    p50: Tokens = Field(description="Tokens of the median request.")
+    p99: Tokens = Field(description="Tokens that only one request in a hundred exceeds.")
 
     @model_validator(mode="after")
     def _ordered(self) -> Percentiles:
@@ -34,14 +120,26 @@ class Workload(_Declared):
 
     prompt_tokens: Percentiles = Field(description="Length of the prompts.")
     output_tokens: Percentiles = Field(description="Length of the answers.")
-    concurrency: Positive = Field(description="Requests in flight at once, at the busiest time.")
+    concurrency: Annotated[int, Field(ge=1, le=100_000), WHOLE] = Field(
+        description="Requests in flight at once, at the busiest time."
+    )
 
 
 class MigClaim(_Declared):
     """A claim on MIG slices."""
 
-    mig: str = Field(description="MIG profile, in NVIDIA's spelling, e.g. 3g.40gb.")
-    count: Positive = Field(default=1, description="Number of slices.")
+    mig: Annotated[str, Form(r"[1-9]g\.[0-9]{1,3}gb(\+[a-z.]+|-[a-z]+)*", "are profiles such as 3g.40gb")] = Field(
+        description="MIG profile, in NVIDIA's spelling, e.g. 3g.40gb."
+    )
+    count: Annotated[int, Field(ge=1, le=7 * MOST_GPUS), WHOLE] = Field(default=1, description="Number of slices.")
+
+
+Gpus = Annotated[
+    Annotated[Count, Tag("count")]
+    | Annotated[list[Index], Field(min_length=1, max_length=MOST_GPUS), Tag("list")]
+    | Annotated[MigClaim, Tag("mig")],
+    Discriminator(_gpus_kind),
+]
 
 
 class Deployment(_Declared):
@@ -52,15 +150,13 @@ class Deployment(_Declared):
         description="Id under which the API serves the model. Ids under gpuready-sim/ are made locally, with random "
         "weights, on simulated servers only."
     )
-    model_path: Annotated[str, Field(pattern=r"^/")] | None = Field(
+    model_path: AbsolutePath | None = Field(
         default=None, description="Folder on the server that holds the model's files."
     )
     engine: Literal["vllm", "sglang", "tensorrt_llm"] = Field(description="Inference engine.")
-    gpus: Positive | Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | MigClaim = Field(
-        description="How many GPUs (4), which ones ([0, 1]), or MIG slices ({mig: 3g.40gb, count: 1})."
-    )
+    gpus: Gpus = Field(description="How many GPUs (4), which ones ([0, 1]), or MIG slices ({mig: 3g.40gb, count: 1}).")
     workload: Workload = Field(description="What it has to serve; all memory settings follow from it.")
-    flags: dict[str, Any] = Field(
+    flags: dict[FlagName, Any] = Field(
         default_factory=dict, description="Engine flags in the engine's own spelling; they win over the plan."
     )
 
@@ -68,11 +164,11 @@ class Deployment(_Declared):
 class Expect(_Declared):
     """What the server must have, beside its GPUs; preflight compares."""
 
-    cpu_cores: Positive | None = Field(default=None, description="Physical CPU cores, at least.")
-    ram_gib: Positive | None = Field(default=None, description="RAM in GiB, at least.")
-    nvme_count: Positive | None = Field(default=None, description="NVMe drives, at least.")
-    nvswitch_count: Positive | None = Field(default=None, description="NVSwitches, exactly.")
-    nvlink_links_per_gpu: Positive | None = Field(
+    cpu_cores: Expected | None = Field(default=None, description="Physical CPU cores, at least.")
+    ram_gib: Expected | None = Field(default=None, description="RAM in GiB, at least.")
+    nvme_count: Expected | None = Field(default=None, description="NVMe drives, at least.")
+    nvswitch_count: Expected | None = Field(default=None, description="NVSwitches, exactly.")
+    nvlink_links_per_gpu: Expected | None = Field(
         default=None, description="Active NVLink links of every GPU, exactly; needs the driver."
     )
 
@@ -89,8 +185,10 @@ def _proxy_address(value: str) -> str:
     return value
 
 
-ProxyAddress = Annotated[str, AfterValidator(_proxy_address)]
-Direct = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:*/-]+$")]
+ProxyAddress = Annotated[
+    str, AfterValidator(_proxy_address), Field(json_schema_extra={"x-allowed": "http://host:port, with user:password@"})
+]
+Direct = Annotated[str, Form(r"[A-Za-z0-9_.:*/-]{1,253}", "are hosts, domains and networks")]
 
 
 class Proxy(_Declared):
@@ -115,7 +213,7 @@ class HostSpec(_Declared):
     gpuready_gpu_model: Annotated[str, Field(min_length=1)] = Field(
         description="GPU card, a key or alias of the catalog of GPUs, e.g. h100-80gb-sxm."
     )
-    gpuready_gpu_count: Annotated[int, Field(ge=1, le=16)] = Field(description="GPUs in the server.")
+    gpuready_gpu_count: Count = Field(description="GPUs in the server.")
     gpuready_stack: Annotated[str, Field(min_length=1)] = Field(
         description="Proven set of driver, CUDA and engines, a key of the catalog of stacks, e.g. cu128."
     )
@@ -125,20 +223,9 @@ class HostSpec(_Declared):
         default=None,
         description="Proxy for every download on the server (apt, uv, pip); one with a password belongs in a vault.",
     )
-    gpuready_simulated: bool = Field(
+    gpuready_simulated: Truth = Field(
         default=False, description="The server is a simulated one, made by this checkout's machine builder."
     )
-    gpuready_replan: bool = Field(
+    gpuready_replan: Truth = Field(
         default=False, description="Take this version's plan even where the plan on the server still holds."
     )
-
-    @model_validator(mode="after")
-    def _names_differ(self) -> HostSpec:
-        for what in ("name", "model"):
-            seen: set[str] = set()
-            for deployment in self.gpuready_deployments:
-                value = getattr(deployment, what)
-                if value in seen:
-                    raise ValueError(f"two deployments have the {what} {value}")
-                seen.add(value)
-        return self
