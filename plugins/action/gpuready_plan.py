@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from ansible.plugins.action import ActionBase
 from ansible.utils.vars import load_extra_vars
 
 from gpuready.outcome import Failure, Refusal
+from gpuready.planning import surroundings
 from gpuready.planning.host import decide, keep_or_renew, needs_of
 from gpuready.planning.plan import SIMULATED_MODELS, effective_stack
 from gpuready.rendering.templates import Renderer, render_host
@@ -79,7 +81,10 @@ class ActionModule(ActionBase):
         gateway = {name.removeprefix("gateway_"): value for name, value in declared.effective("gateway", knobs).items()}
         cuda = {name.removeprefix("cuda_"): value for name, value in knobs["cuda"].items()}
         try:
+            asked = time.time()
             facts = self._facts(host, needs_of(spec, effective_stack(spec, cuda)), task_vars)
+            for note in surroundings.notes(facts, asked, time.time()):
+                self._display.display(f"  {host}: note: {note}")
             generated = self._generated_models(spec)
             plan, refused = decide(host, spec, gateway, facts, generated, cuda)
             failures += [with_place(failure, host, locate) for failure in refused]

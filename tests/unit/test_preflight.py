@@ -9,6 +9,7 @@ import pytest
 
 from gpuready.operations.facts import release_files
 from gpuready.planning.host import decide, keep_or_renew, needs_of
+from gpuready.planning.surroundings import TARGETS
 
 GIB = 1024**3
 GATEWAY = {
@@ -74,8 +75,12 @@ def good_facts() -> dict[str, Any]:
         "cpu": {"physical_cores": 96},
         "ram_bytes": 2000 * GIB,
         "filesystems": dict.fromkeys(needs_of(None, None)["paths"], disk),
+        "targets": dict.fromkeys(TARGETS, {"mount": "/", "place": "/", "problem": "", "noexec": False}),
+        "clock": 1796000000.0,
+        "unknown_locales": {},
         "listening": [],
         "candidates": {"cuda-toolkit-12-8": "12.8.1-1"},
+        "candidates_problem": "",
         "simulated_marker": None,
         "models": {"/data/llama": dict(MODEL)},
         "engines": [],

@@ -7,12 +7,13 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gpuready.hardware import host, nvml, pci
+from gpuready.hardware import host, nvml, pci, surroundings
 from gpuready.outcome import Failure, Refusal
 from gpuready.serving import engines, models
 from gpuready.serving.files import read_json
@@ -28,14 +29,18 @@ LOCAL_SCHEMES = ("file", "copy")
 def show(request: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts of this server.
 
-    `request` names what to look at beyond the hardware: `paths` whose filesystems matter, `models` (folders),
-    `packages` (Debian packages whose installed version matters).
+    `request` names what to look at beyond the hardware: `paths` whose filesystems matter, `targets` that must be
+    writable, `models` (folders), `packages` (Debian packages whose installed version matters).
     """
+    clock = time.time()
     devices = pci.scan()
     read = host.facts(request.get("paths", []))
     packages = installed_packages(request.get("packages", []))
     stored = read_json(Layout().plan)
+    offered, unread = candidates([name for name in request.get("offered", []) if packages.get(name) is None])
     return {
+        "clock": clock,
+        "unknown_locales": surroundings.unknown_locales(),
         "os": {"id": read.system.distribution, "version": read.system.distribution_version},
         "kernel": read.system.kernel,
         "architecture": read.system.architecture,
@@ -53,6 +58,7 @@ def show(request: Mapping[str, Any]) -> dict[str, Any]:
             one.path: {"mount": one.mount_point, "total_bytes": one.total_bytes, "free_bytes": one.free_bytes}
             for one in read.filesystems
         },
+        "targets": {path: _target(path) for path in request.get("targets", [])},
         "listening": [
             {
                 "address": one.address,
@@ -67,11 +73,17 @@ def show(request: Mapping[str, Any]) -> dict[str, Any]:
         "models": {path: read_model_facts(path) for path in request.get("models", [])},
         "engines": engine_folders(),
         "packages": packages,
-        "candidates": candidates([name for name in request.get("offered", []) if packages.get(name) is None]),
+        "candidates": offered,
+        "candidates_problem": unread,
         "repositories": repositories() if None in packages.values() and shutil.which("apt-get") else [],
         "stored_plan": stored,
         "placement": placement(stored),
     }
+
+
+def _target(path: str) -> dict[str, Any]:
+    found = surroundings.target(path)
+    return {"mount": found.mount_point, "problem": found.problem, "place": found.place, "noexec": found.noexec}
 
 
 def _nvml() -> dict[str, Any] | None:
@@ -126,12 +138,14 @@ def installed_packages(names: list[str]) -> dict[str, str | None]:
     return found
 
 
-def candidates(names: list[str]) -> dict[str, str | None]:
+def candidates(names: list[str]) -> tuple[dict[str, str | None], str]:
     """Return the version that the server's package sources offer of each package; None where none does.
 
-    Where the server's package lists do not know one, newer lists are looked at, beside the server's own.
+    Where the server's package lists do not know one, newer lists are looked at, beside the server's own; what kept
+    apt from reading these is the second answer.
     """
     found: dict[str, str | None] = dict.fromkeys(names)
+    problem = ""
     if names and shutil.which("apt-cache"):
         found |= _policy(names, [])
         if None in found.values():
@@ -139,9 +153,12 @@ def candidates(names: list[str]) -> dict[str, str | None]:
                 Path(folder, "partial").mkdir()
                 # apt fetches as a user of its own where it may not write as root.
                 lists = ["-o", f"Dir::State::lists={folder}", "-o", "APT::Sandbox::User=root"]
-                subprocess.run(["apt-get", *lists, "update", "-q"], capture_output=True, check=False)
+                read = subprocess.run(
+                    ["apt-get", *lists, "update", "-q"], capture_output=True, text=True, errors="replace", check=False
+                )
+                problem = " ".join(line.removeprefix("E: ") for line in read.stderr.splitlines() if line[:2] == "E:")
                 found |= _policy(names, [*lists, "-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache="])
-    return found
+    return found, problem
 
 
 def _policy(names: list[str], options: list[str]) -> dict[str, str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from gpuready.operations.machine import Done, Machine
 from gpuready.outcome import Busy, Change, Failed, Failure, MachineCannot, Refusal, Result, mask
+from gpuready.planning import clock
 
 _UNFINISHED = ("half-installed", "unpacked", "half-configured", "triggers-awaited", "triggers-pending")
 PATIENCE_SECONDS = 10.0
@@ -210,14 +211,16 @@ def _install(machine: Machine, wanted: Wanted, missing: Sequence[str]) -> None:
         unknown = _without_candidate(machine, missing)
     if unknown:
         what = "no apt source of this server offers the package"
-        raise MachineCannot([Failure("packages.unknown", f"{what} {name}", said, wanted.remedy) for name in unknown])
+        fix = clock.hint(said, time.time()) or wanted.remedy
+        raise MachineCannot([Failure("packages.unknown", f"{what} {name}", said, fix) for name in unknown])
     done = _run_apt(machine, wanted, ["install", *missing])
     if done.code:
         what = f"apt-get could not install {', '.join(missing)}"
+        reason = _reason(done)
         fix = "nothing has to be undone: the next run repairs what was interrupted and goes on"
         if _FULL in done.err:
             fix = f"free space and run again; {fix}"
-        raise Failed(Failure("packages.install", what, _reason(done), fix))
+        raise Failed(Failure("packages.install", what, reason, clock.hint(reason, time.time()) or fix))
 
 
 def _refresh(machine: Machine, wanted: Wanted) -> str:
@@ -225,9 +228,9 @@ def _refresh(machine: Machine, wanted: Wanted) -> str:
     done = _locked_run(machine, wanted, [*_APT, "update"])
     if done.code:
         what = "apt-get could not read the package lists"
-        raise Failed(
-            Failure("packages.update", what, _reason(done), "repair the source, or the network, and run again")
-        )
+        reason = _reason(done)
+        fix = clock.hint(reason, time.time()) or "repair the source, or the network (gpuready_proxy), and run again"
+        raise Failed(Failure("packages.update", what, reason, fix))
     return next((line[3:] for line in done.err.splitlines() if line.startswith("W: Failed to fetch")), "")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpuready import catalog
 from gpuready.outcome import Failure, Refusal
-from gpuready.planning import preflight
+from gpuready.planning import preflight, surroundings
 from gpuready.planning.model import ModelFacts, UnknownModel, read_facts
 from gpuready.planning.plan import SIMULATED_MODELS, card_key, effective_stack, make_plan
 
@@ -23,6 +23,7 @@ def needs_of(spec: Mapping[str, Any] | None, stack: Mapping[str, Any] | None) ->
     packages = list(stack["host"]["cuda"]["packages"]) if stack else []
     return {
         "paths": list(PATHS),
+        "targets": list(surroundings.TARGETS),
         "models": [one["model_path"] for one in deployments if one["model_path"]],
         "packages": packages,
         # The distribution's archive is added by the stage itself; other sources must be there already.
@@ -114,6 +115,7 @@ def decide(
     """
     cards = catalog.load("gpus")["cards"]
     failures = preflight.system_failures(host, facts)
+    failures += surroundings.target_failures(host, facts)
     failures += preflight.simulation_failures(host, spec["gpuready_simulated"], facts)
     known_card = any(spec["gpuready_gpu_model"] in (key, *card["aliases"]) for key, card in cards.items())
     if known_card:

@@ -7,6 +7,7 @@ from typing import Any
 
 from gpuready import catalog
 from gpuready.outcome import Failure
+from gpuready.planning import clock
 from gpuready.planning.memory import GIB
 
 NVIDIA = "10de"
@@ -214,7 +215,8 @@ def repository_failures(host: str, facts: Mapping[str, Any]) -> list[Failure]:
             "preflight.repository",
             f"host {host}: the package source {one['uri']} ({one['suite']}) does not answer",
             one["problem"],
-            "see the server's network, proxy and /etc/apt/sources.list.d",
+            clock.hint(one["problem"], facts["clock"])
+            or "see the server's network, gpuready_proxy and /etc/apt/sources.list.d",
         )
         for one in facts["repositories"]
         if one["problem"]
@@ -248,5 +250,6 @@ def candidate_failures(host: str, cuda: Mapping[str, Any], facts: Mapping[str, A
     if not missing:
         return []
     what = f"host {host}: no package source of the server offers {', '.join(missing)}"
+    why = facts["candidates_problem"]
     fix = "add NVIDIA's CUDA repository for this distribution, as NVIDIA's CUDA Installation Guide for Linux says"
-    return [Failure("preflight.no_candidate", what, "", fix)]
+    return [Failure("preflight.no_candidate", what, why, clock.hint(why, facts["clock"]) or fix)]

@@ -72,10 +72,13 @@ def python_version(python: str) -> str:
     """Return the full version of a Python on the server."""
     code = "import platform; print(platform.python_version())"
     try:
-        done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        problem = Failure("engine.python", f"{python} does not run on this server", str(error), "install python3")
-        raise MachineCannot(problem) from error
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, errors="replace", check=False)
+        problem = "" if done.returncode == 0 else packages.last_line(done.stderr or f"exit code {done.returncode}")
+    except OSError as error:
+        problem = str(error.strerror)
+    if problem:
+        fix = "repair the package python3-minimal: engines are built on this Python, whichever one Ansible uses"
+        raise MachineCannot(Failure("engine.python", f"{python} does not run on this server", problem, fix))
     return done.stdout.strip()
 
 

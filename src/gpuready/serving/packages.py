@@ -11,11 +11,13 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuready.outcome import Failed, Failure, mask
+from gpuready.planning import clock
 from gpuready.serving import turn
 from gpuready.serving.files import write_text
 from gpuready.serving.locks import Lock
@@ -97,7 +99,7 @@ def make_room(python: str, folder: Path, *options: str) -> None:
             Failure(
                 "engine.venv",
                 f"{python} cannot make the virtual environment {folder}",
-                _last_line(done.stdout + done.stderr),
+                last_line(done.stdout + done.stderr),
                 "install the package python3-venv on the server",
             )
         )
@@ -170,8 +172,9 @@ def explain(what: str, said: str) -> Failure:
         if found := re.search(pattern, text):
             named = {key: value or "" for key, value in found.groupdict().items()}
             address = _first(text, r"(https?://[^\s)`]+)") or "the package index"
-            return Failure("engine.download", subject, why.format(address=address, **named), fix)
-    return Failure("engine.download", subject, _last_line(text), "repair that and run the stage again")
+            in_time = clock.hint(text, time.time())
+            return Failure("engine.download", subject, why.format(address=address, **named), in_time or fix)
+    return Failure("engine.download", subject, last_line(text), "repair that and run the stage again")
 
 
 _REACH = "see that the server reaches its package index, or name a mirror in engines_index_url"
@@ -231,6 +234,7 @@ def _first(text: str, *patterns: str) -> str | None:
     return None
 
 
-def _last_line(text: str) -> str:
+def last_line(text: str) -> str:
+    """Return the last line that says something, without credentials."""
     lines = [line.strip() for line in mask(text).splitlines() if line.strip()]
     return lines[-1][:300] if lines else "it said nothing"

@@ -1,0 +1,220 @@
+"""Where stages must be able to write, the server's clock, its locales: read, judged, said."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuready.hardware import surroundings as read
+from gpuready.operations import packages as apt
+from gpuready.operations.machine import Done, Machine
+from gpuready.outcome import Failed
+from gpuready.planning import clock, preflight, surroundings
+from gpuready.serving import packages
+
+NOW = 1796065560.0  # 2026-11-30 19:06 UTC
+DAY = 86400
+GOOD = {"mount": "/", "place": "/", "problem": "", "noexec": False}
+
+
+def judged(**targets: dict[str, Any]) -> list[str]:
+    facts = {"targets": {path: {**GOOD, **found} for path, found in targets.items()}}
+    return [failure.sentence() for failure in surroundings.target_failures("h1", facts)]
+
+
+# ------------------------------------------------------------------------------------------------ reading
+
+
+def test_a_folder_that_will_be_made_is_judged_by_what_is_above_it(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    found = read.target("/etc/gpuready/gateway", tmp_path)
+    assert (found.path, found.place, found.problem) == ("/etc/gpuready/gateway", "/etc", "")
+
+
+def test_a_file_or_a_link_to_nothing_in_the_way_is_named(tmp_path: Path) -> None:
+    (tmp_path / "opt").write_text("")
+    (tmp_path / "srv").symlink_to("/nowhere/at/all")
+    assert (read.target("/opt/gpuready", tmp_path).place, read.target("/opt/gpuready", tmp_path).problem) == (
+        "/opt",
+        "no folder",
+    )
+    assert (read.target("/srv/models", tmp_path).place, read.target("/srv/models", tmp_path).problem) == (
+        "/srv",
+        "no folder",
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem", "noexec"),
+    [(os.ST_RDONLY, "read-only", False), (os.ST_NOEXEC, "", True), (0, "", False)],
+)
+def test_mount_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: int, problem: str, noexec: bool) -> None:
+    monkeypatch.setattr(read, "_mount_flags", lambda _: flags)
+    found = read.target("/usr", tmp_path)
+    assert (found.problem, found.noexec) == (problem, noexec)
+
+
+def test_a_filesystem_that_does_not_say_is_not_taken_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read, "_mount_flags", lambda _: None)
+    assert read.target("/usr", tmp_path).noexec is None
+
+
+@pytest.fixture
+def immutable(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "etc"
+    folder.mkdir()
+    if subprocess.run(["chattr", "+i", str(folder)], capture_output=True, check=False).returncode:
+        pytest.skip("the filesystem of the tests has no immutable attribute, or this is not root")
+    yield folder
+    subprocess.run(["chattr", "-i", str(folder)], check=True)
+
+
+def test_an_immutable_folder(immutable: Path) -> None:
+    found = read.target("/etc/gpuready", immutable.parent)
+    assert (found.problem, found.place) == ("immutable", "/etc")
+
+
+def test_locales_that_are_named_and_not_there() -> None:
+    login = b"LANG=C.UTF-8\0LC_ALL=xx_YY.UTF-8\0LC_NUMERIC=xx_YY\0LANGUAGE=en_GB:de\0PATH=/bin\0LC_TIME=\0"
+    assert read.unknown_locales(login) == {"LC_ALL": "xx_YY.UTF-8", "LC_NUMERIC": "xx_YY"}
+
+
+# ------------------------------------------------------------------------------------------------ judging
+
+
+def test_one_sentence_per_cause_names_all_that_is_hit() -> None:
+    usr = {"problem": "read-only", "mount": "/usr", "place": "/usr"}
+    etc = {"problem": "read-only", "mount": "/etc", "place": "/etc"}
+    said = judged(**{"/usr": usr, "/etc/gpuready": etc, "/etc/sysctl.d": {**etc, "place": "/etc/sysctl.d"}, "/run": {}})
+    assert len(said) == 2
+    assert said[0].startswith("host h1: /usr is mounted read-only: gpuready writes to /usr; mount it writable, or take")
+    assert said[1].startswith("host h1: /etc is mounted read-only: gpuready writes to /etc/gpuready, /etc/sysctl.d; ")
+
+
+@pytest.mark.parametrize(
+    ("path", "found", "sentence"),
+    [
+        (
+            "/etc/gpuready",
+            {"problem": "immutable", "place": "/etc"},
+            "host h1: /etc is immutable: gpuready writes to /etc/gpuready; chattr -ia /etc.",
+        ),
+        ("/srv/models", {"problem": "no folder", "place": "/srv"}, "host h1: /srv is no folder: gpuready writes to"),
+        (
+            "/run",
+            {"problem": "denied", "place": "/run"},
+            "host h1: /run may not be written: gpuready writes to /run; run",
+        ),
+        (
+            "/opt/gpuready",
+            {"noexec": True, "mount": "/opt"},
+            "host h1: /opt is mounted noexec: gpuready runs programs from /opt/gpuready; mount -o remount,exec /opt,",
+        ),
+    ],
+)
+def test_the_sentence_of_a_cause(path: str, found: dict[str, Any], sentence: str) -> None:
+    (said,) = judged(**{path: found})
+    assert said.startswith(sentence)
+
+
+def test_noexec_matters_only_where_programs_run() -> None:
+    elsewhere: dict[str, Any] = {"/srv/models": {"noexec": True}, "/etc/gpuready": {"noexec": True}}
+    assert judged(**elsewhere, **{"/usr": {"noexec": None}}) == []
+
+
+# ------------------------------------------------------------------------------------------------ clock
+
+
+@pytest.mark.parametrize(
+    ("server", "words"),
+    [
+        (
+            NOW - 17 * DAY,
+            "its clock is 17 days behind this machine's (2026-11-13 19:06 UTC there, 2026-11-30 19:06 UTC",
+        ),
+        (NOW + 3 * 365.25 * DAY, "its clock is 1096 days ahead of this machine's (2029-11-30"),
+        (NOW + 600, "its clock is 10 minutes ahead of"),
+        (NOW - 3 * 3600, "its clock is 3 hours behind"),
+        (NOW, ""),
+        (NOW + 299, ""),
+        (NOW - 40 - 299, ""),
+    ],
+)
+def test_a_difference_of_clocks_is_told_and_stops_nothing(server: float, words: str) -> None:
+    found = surroundings.notes({"clock": server, "unknown_locales": {}}, NOW - 40, NOW)
+    assert len(found) == (1 if words else 0)
+    assert words in "".join(found)
+    if words:
+        assert "one of both is wrong" in found[0]
+
+
+def test_a_slow_answer_is_no_difference() -> None:
+    assert clock.difference(NOW - 900, NOW - 1000, NOW) == ""
+
+
+def test_a_locale_that_is_not_there_is_told() -> None:
+    facts = {"clock": NOW, "unknown_locales": {"LANG": "xx_YY.UTF-8", "LC_ALL": "xx_YY.UTF-8"}}
+    (said,) = surroundings.notes(facts, NOW, NOW)
+    assert said.startswith("the locale xx_YY.UTF-8 (LANG, LC_ALL) is not generated there: we work without it")
+    assert "locale-gen" in said
+
+
+# As apt, its TLS, gpgv and sqv, uv (rustls) and pip (OpenSSL) say it.
+OF_TIME = [
+    "E: Release file for http://deb.debian.org/debian/dists/trixie/InRelease is not valid yet (invalid for another 16d"
+    " 23h 59min 30s). Updates for this repository will not be applied.",
+    "E: Release file for http://security.debian.org/dists/x/InRelease is expired (invalid since 1095d 4h 2min"
+    " 10s). Updates for this repository will not be applied.",
+    "E: Failed to fetch https://m/InRelease  Certificate verification failed: The certificate is NOT trusted. The"
+    " certificate chain uses not yet valid certificate.  Could not handshake: Error in the certificate verification.",
+    "E: Failed to fetch https://m/InRelease  SSL connection failed: certificate verify failed: certificate has expired",
+    "E: The following signatures were invalid: EXPKEYSIG 0E98404D386FA1D9 Debian Archive",
+    "Error: Verifying signature: Not live until 2026-11-30T08:00:00Z",
+    "error: client error (Connect): invalid peer certificate: certificate not valid yet: verification time 1795000000",
+    "error: client error (Connect): invalid peer certificate: certificate expired: verification time 1890000000 (UNIX)",
+    "SSLError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate is not yet valid')",
+]
+NOT_OF_TIME = [
+    "E: Failed to fetch http://m/InRelease  Could not connect to m:80 (10.0.0.1), connection timed out",
+    "E: The repository 'http://m trixie Release' is not signed.",
+    "SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: unable to get local issuer certificate",
+    "",
+]
+
+
+@pytest.mark.parametrize("said", OF_TIME)
+def test_what_speaks_of_time_names_the_clock(said: str) -> None:
+    assert clock.hint(said, NOW).startswith("the server's clock says 2026-11-30 19:06 UTC: where that is wrong, set it")
+
+
+@pytest.mark.parametrize("said", NOT_OF_TIME)
+def test_what_does_not_speak_of_time_does_not(said: str) -> None:
+    assert clock.hint(said, NOW) == ""
+
+
+@pytest.mark.parametrize("said", OF_TIME[:5])
+def test_the_package_lists_and_packages_name_the_clock(tmp_path: Path, said: str) -> None:
+    machine = Machine(tmp_path, lambda argv: Done(100, "", said))
+    with pytest.raises(Failed, match=r"could not read the package lists: E: .*; the server's clock says 20"):
+        apt._refresh(machine, apt.Wanted([]))
+
+
+@pytest.mark.parametrize("said", OF_TIME[6:])
+def test_engines_name_the_clock(said: str) -> None:
+    assert packages.explain("vllm 1", said).fix.startswith("the server's clock says")
+
+
+def test_preflight_names_the_clock() -> None:
+    source = {"uri": "https://m", "suite": "s", "problem": OF_TIME[2]}
+    (failure,) = preflight.repository_failures("h1", {"repositories": [source], "clock": NOW})
+    assert "the package source https://m (s) does not answer" in failure.what
+    assert failure.fix.startswith("the server's clock says 2026-11-30 19:06 UTC")
+    facts = {"candidates": {"cuda-toolkit-12-8": None}, "candidates_problem": OF_TIME[0], "clock": NOW}
+    (failure,) = preflight.candidate_failures("h1", {"source": "configured"}, facts)
+    assert failure.fix.startswith("the server's clock says")
+    assert "not valid yet" in failure.why
