@@ -32,7 +32,7 @@ if __name__ == "__main__" and Path(sys.prefix) != ROOT / ".venv":
 
 from rich.console import Console  # noqa: E402
 from rich.markup import escape  # noqa: E402
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: E402
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 from gpuready.benchmark import inventory, page, report, session, settings  # noqa: E402
@@ -120,6 +120,7 @@ def read_settings(options: argparse.Namespace) -> settings.Settings:
         api_key=key,
         ca_file=options.ca_file,
         insecure=options.insecure,
+        max_failed_percent=options.max_failed_percent,
         note=options.note,
         simulated=stack == "cpu",
     )
@@ -137,11 +138,10 @@ class Screen:
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.description}"),
             console=console,
             disable=not console.is_terminal,
         )
-        self.task = self.bar.add_task("", total=None, visible=False, level=0)
+        self.task: TaskID | None = None
 
     def say(self, sentence: str) -> None:
         """Print one sentence."""
@@ -155,18 +155,18 @@ class Screen:
 
     def advance(self) -> None:
         """Move the bar."""
-        self.bar.advance(self.task)
+        if self.task is not None:
+            self.bar.advance(self.task)
 
     def end(self, page: Mapping[str, Any]) -> None:
         """Tell what a level came to."""
         rate = page["throughput"]["steady"]["output_tokens_per_second"]
-        line = (
-            f"TTFT p50 {shown(page['ttft_ms']['p50'])} ms, ITL p50 {shown(page['itl_ms']['p50'])} ms, "
-            f"{shown(rate)} tokens/s, {page['requests']['failed']} failed"
+        if self.task is not None:
+            self.bar.remove_task(self.task)
+        self.say(
+            f"concurrency {page['concurrency']}: TTFT p50 {shown(page['ttft_ms']['p50'])} ms, "
+            f"ITL p50 {shown(page['itl_ms']['p50'])} ms, {shown(rate)} tokens/s, {page['requests']['failed']} failed"
         )
-        self.bar.update(self.task, description=line)
-        if not self.console.is_terminal:
-            self.say(f"concurrency {page['concurrency']}: {line}")
 
 
 def shown(value: float | None) -> str:
@@ -183,7 +183,7 @@ def summary_table(document: Mapping[str, Any]) -> Table:
     """Return the numbers that an operator looks at first."""
     table = Table(title=escape(printable(f"{document['model']} at {document['server']['url']}")), title_justify="left")
     columns = (
-        "at",
+        "in\nflight",
         "TTFT p50\nms",
         "TTFT p95\nms",
         "ITL p50\nms",
@@ -224,7 +224,7 @@ async def run(found: settings.Settings, screen: Screen) -> report.Measured:
             return await session.measure(client, screen, stop)
 
 
-def finish(measured: report.Measured, folder: report.Folder, console: Console, as_json: bool, allowed: float) -> int:
+def finish(measured: report.Measured, folder: report.Folder, console: Console, as_json: bool) -> int:
     """Write the result, say where it is and what it came to; return the exit code."""
     document = measured.as_dict()
     folder.write(measured, page.html(document))
@@ -234,17 +234,17 @@ def finish(measured: report.Measured, folder: report.Folder, console: Console, a
     for note in document["notes"]:
         console.print(printable(note), soft_wrap=True, markup=False, highlight=False)
     console.print(f"report: {folder.path / report.PAGE}", soft_wrap=True, markup=False, highlight=False)
-    if measured.interrupted and not measured.failed_percent > allowed:
-        print("benchmark: stopped early; what was measured until then is kept", file=sys.stderr)
-        return INTERRUPTED
-    if measured.failed_percent > allowed:
+    if measured.verdict == "failed":
         first = next(error["first"] for level in document["levels"] for error in level["errors"])
         print(
-            f"benchmark: {measured.failed_percent:.1f} % of the requests failed, {allowed:g} % are allowed; "
-            f"the first: {printable(first)}",
+            f"benchmark: {measured.failed_percent:.1f} % of the requests failed, "
+            f"{measured.settings.max_failed_percent:g} % are allowed; the first: {printable(first)}",
             file=sys.stderr,
         )
         return Exit.FAILED
+    if measured.verdict == "interrupted":
+        print("benchmark: stopped early; what was measured until then is kept", file=sys.stderr)
+        return INTERRUPTED
     return Exit.DONE
 
 
@@ -261,7 +261,7 @@ def main(argv: list[str] | None = None) -> int:
         if found.key_is_exposed:
             screen.say(f"Warning: the API key goes to {found.host} unencrypted, as the address is not https.")
         measured = asyncio.run(run(found, screen))
-        return finish(measured, folder, console, options.json, options.max_failed_percent)
+        return finish(measured, folder, console, options.json)
     except Refusal as refusal:
         for failure in refusal.failures:
             print(f"benchmark: {printable(failure.sentence())}", file=sys.stderr)

@@ -124,12 +124,13 @@ class StandinServer:
         headers = {**answer.headers, "Transfer-Encoding": "chunked"}
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         writer.write(f"HTTP/1.1 {answer.status} Stand-in\r\n{lines}\r\n".encode())
+        is_stream = answer.status == 200 and "event-stream" in headers.get("Content-Type", "")
         for delay, piece in answer.pieces:
             if self.clock and by_clock:
                 await self.clock.move(delay)
             writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
             await writer.drain()
-            if self.clock and by_clock and answer.status == 200:
+            if self.clock and by_clock and is_stream:
                 await self.clock.until_looked_at()
         if answer.end == "cut":
             writer.transport.abort()

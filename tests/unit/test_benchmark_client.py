@@ -84,6 +84,8 @@ def test_what_is_asked_of_the_server() -> None:
         }
     ]
     assert "Authorization: Bearer sk-1\r\n" in server.headers[0]
+    # Compressed, several chunks would come as one.
+    assert "Accept-Encoding: identity\r\n" in server.headers[0]
 
 
 def test_connections_are_used_again_and_the_rows_say_so() -> None:
@@ -205,6 +207,11 @@ def test_what_is_no_stream_is_said_with_its_beginning() -> None:
         (refusal(500, "it broke"), "http_500", "POST /v1/chat/completions is answered 500: it broke"),
         (refusal(404, "The model is not served here"), "http_404", "404: The model is not served here"),
         (Answer([(0.0, b"<h1>Bad\nGateway</h1>")], 502), "http_502", "502: <h1>Bad Gateway</h1>"),
+        (
+            Answer([(0.0, b'{"error": {"mess'), (0.0, b'age": "in two pieces"}}')], 500),
+            "http_500",
+            "500: in two pieces",
+        ),
         (Answer([], 503), "http_503", "503: nothing"),
         (Answer([], 302, {"Location": "http://127.0.0.1:1/"}), "http_302", "302: nothing"),
     ],
@@ -268,6 +275,9 @@ def test_small_pages() -> None:
             found = await client.get("/v1/models")
             assert (found.status, found.page["data"][0]["id"]) == (200, MODEL)
             assert (await client.get("/version")).status == 404
+            (_, body), *_ = server.models.pieces
+            server.models.pieces = [(0.0, body[:9]), (0.0, body[9:20]), (0.0, body[20:])]
+            assert (await client.get("/v1/models")).page == found.page
             server.models = Answer([(0.0, b"<html>")], 200, {"Content-Type": "text/html"})
             found = await client.get("/v1/models")
             assert found.problem is not None

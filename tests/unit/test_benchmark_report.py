@@ -166,6 +166,13 @@ def test_plots_are_well_formed_and_hold_every_known_point() -> None:
     assert legend == ["p50", "p95", "p99: too few samples"]
 
 
+def test_the_first_number_says_where_it_is_not_known() -> None:
+    found = measured()
+    assert page.cards(found.levels)[0] == {"value": "10.0", "unit": "tokens/s", "what": "most output, at concurrency 2"}
+    found.levels[1]["throughput"]["steady"]["output_tokens_per_second"] = None
+    assert page.cards(found.levels)[0]["what"] == "most output, at concurrency 1; unknown at 2"
+
+
 def test_a_page_of_failures_alone_says_so() -> None:
     text = Outline(page.html(measured(failed=24).as_dict())).text
     assert text.count("no value is known, see the table") == 4
@@ -225,7 +232,7 @@ def test_the_folder_holds_everything_and_its_rows_give_the_same_numbers(tmp_path
     again = list(read_rows(folder.path / "requests.jsonl"))
     for level in document["levels"]:
         mine = [row for concurrency, row in again if concurrency == level["concurrency"]]
-        run = LevelRun(level["concurrency"], 24, mine, level["first_idle"])
+        run = LevelRun(level["concurrency"], 24, mine, level["first_idle_seconds"])
         assert {**level_page(run, MOMENT, 10, level["warmup"]), "client": level["client"]} == level
 
 

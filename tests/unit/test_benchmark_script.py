@@ -95,7 +95,7 @@ def test_ctrl_c_keeps_what_was_measured_and_says_so(tmp_path: Path) -> None:
     assert ran.stderr == "benchmark: stopped early; what was measured until then is kept\n"
     document = json.loads((tmp_path / "run/result.json").read_text())
     assert [level["requests"]["succeeded"] for level in document["levels"]] == [4, 0]
-    assert document["interrupted"] is True
+    assert document["verdict"] == "interrupted"
     assert "The run ended early" in (tmp_path / "run/report.html").read_text()
 
 

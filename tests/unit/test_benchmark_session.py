@@ -96,7 +96,7 @@ def test_everything_that_was_asked_for_is_counted() -> None:
     # Two probes, one alone, warm-ups of 1 and 2, and 8 that are measured; every prompt is another one.
     assert len(server.asked) == 2 + 1 + 3 + 8
     assert len({body["messages"][0]["content"] for body in server.asked}) == len(server.asked)
-    assert document["interrupted"] is False
+    assert document["verdict"] == "measured"
     assert document["failed_percent"] == 0.0
 
 
@@ -144,11 +144,12 @@ def test_lost_requests_have_a_reason_and_the_totals_add_up() -> None:
     assert level["requests"] == {"asked": 6, "succeeded": 3, "failed": 3, "given_up": 0}
     assert [(error["kind"], error["count"]) for error in level["errors"]] == [("cut", 2), ("http_429", 1)]
     assert level["ttft_ms"]["samples"] == 3
-    assert measured.failed_percent == 50.0
-    assert (
-        "3 of 6 requests failed (cut, http_429); latencies and rates are those of the others."
-        in measured.as_dict()["notes"]
-    )
+    document = measured.as_dict()
+    assert (document["failed_percent"], document["verdict"]) == (50.0, "failed")
+    assert document["notes"] == [
+        "3 of 6 requests failed (cut, http_429); latencies and rates are those of the others.",
+        "This run counts as failed: 50.0 % of its requests failed, 1 % are allowed.",
+    ]
 
 
 def test_after_a_level_in_which_all_failed_no_higher_one_is_tried() -> None:
@@ -177,7 +178,7 @@ def test_ctrl_c_keeps_what_was_measured() -> None:
     assert second["interrupted"]
     assert not first["interrupted"]
     assert second["throughput"]["steady"]["why"] == "the level was interrupted"
-    assert document["interrupted"]
+    assert document["verdict"] == "interrupted"
     assert any(note.startswith("The run ended early: 2 of 2 levels were begun") for note in document["notes"])
 
 
@@ -258,6 +259,8 @@ def test_a_simulated_server_is_named_one() -> None:
         (refusal(403, "x"), replace(SMALL, api_key="k"), 3, "give the right one with --api-key-file."),
         (Answer([(0.0, b"<html>")]), SMALL, 3, "/v1/models is not JSON"),
         (Answer([(0.0, b'{"data": [1, {"id": 2}]}')]), SMALL, 3, "the list is empty"),
+        (Answer([(0.0, b'{"data": 5}')]), SMALL, 3, "the list is empty"),
+        (Answer([(0.0, b"[]")]), SMALL, 3, "the list is empty"),
         (
             listing("a", max_model_len=45),
             SMALL,
@@ -352,7 +355,7 @@ def test_numbers_can_be_computed_again_from_the_rows() -> None:
     rows = [Row.from_dict(row.as_dict()) for row in measured.rows[1]]
     assert measures.latencies(rows) == {name: level[name] for name in ("ttft_ms", "itl_ms", "tpot_ms", "e2el_ms")}
     assert measures.tokens(rows, 6) == level["tokens"]
-    assert measures.throughput(1, rows, level["first_idle"], interrupted=False) == level["throughput"]
+    assert measures.throughput(1, rows, level["first_idle_seconds"], interrupted=False) == level["throughput"]
     # Rules that hold for every measurement: vllm-project/vllm#37666.
     for name in ("ttft_ms", "itl_ms", "tpot_ms", "e2el_ms"):
         page = level[name]

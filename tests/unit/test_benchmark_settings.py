@@ -78,6 +78,7 @@ def test_levels() -> None:
         ({"prompt_tokens": 0}, "--prompt-tokens 0: is out of range"),
         ({"output_tokens": 0}, "--output-tokens 0: is out of range"),
         ({"warmup": -1}, "--warmup -1: is out of range"),
+        ({"max_failed_percent": float("nan")}, "--max-failed-percent nan: is out of range; give 0 to 100"),
         ({"seed": -1}, "--seed -1: is out of range"),
         ({"timeout_seconds": float("nan")}, "--timeout nan: is out of range"),
         ({"timeout_seconds": 0.0}, "--timeout 0.0: is out of range"),

@@ -25,6 +25,7 @@ CONNECT_SECONDS = 10.0
 SMALL_REQUEST_SECONDS = 30.0
 # How long a server may take to close an answer after its last event; then its connection is given up.
 END_SECONDS = 1.0
+_MAX_PAGE_BYTES = 1024 * 1024
 _MAX_ERROR_BYTES = 64 * 1024
 _UNREADABLE = "the answer is not HTTP as it should be"
 
@@ -69,7 +70,10 @@ class Client:
         tracing = aiohttp.TraceConfig()
         tracing.on_connection_reuseconn.append(_note_reused)
         tracing.on_connection_create_end.append(_note_new)
-        headers = {"Authorization": f"Bearer {self.settings.api_key}"} if self.settings.api_key else {}
+        # Compressed, several chunks would come as one.
+        headers = {"Accept-Encoding": "identity"}
+        if self.settings.api_key:
+            headers["Authorization"] = f"Bearer {self.settings.api_key}"
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=_tls(self.settings)),
             headers=headers,
@@ -90,7 +94,7 @@ class Client:
         timeout = aiohttp.ClientTimeout(total=min(SMALL_REQUEST_SECONDS, self.settings.timeout_seconds))
         try:
             async with self._open.get(self.settings.url + path, timeout=timeout, allow_redirects=False) as response:
-                body = await response.content.read(_MAX_ERROR_BYTES * 16)
+                body = await _beginning(response, _MAX_PAGE_BYTES)
                 try:
                     return Reply(response.status, json.loads(body))
                 except ValueError:
@@ -141,7 +145,7 @@ class Client:
         if response.status != 200:
             return await _http_problem(response)
         if response.content_type != "text/event-stream":
-            start = (await response.content.read(120)).decode(errors="replace")
+            start = (await _beginning(response, 120)).decode(errors="replace")
             return Problem("not_a_stream", f"the answer is {response.content_type}, not text/event-stream: {start!r}")
         reader = EventReader()
         async for piece in response.content.iter_any():
@@ -188,6 +192,16 @@ def _judge(row: Row, done: bool) -> Problem | None:
     return None
 
 
+async def _beginning(response: aiohttp.ClientResponse, most: int) -> bytes:
+    """Return an answer's body, but no more than `most` bytes of it."""
+    body = b""
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) >= most:
+            break
+    return body[:most]
+
+
 async def _read_to_the_end(response: aiohttp.ClientResponse) -> None:
     """Let the server close its answer, so that the connection can be used again."""
     try:
@@ -197,7 +211,7 @@ async def _read_to_the_end(response: aiohttp.ClientResponse) -> None:
 
 
 async def _http_problem(response: aiohttp.ClientResponse) -> Problem:
-    body = (await response.content.read(_MAX_ERROR_BYTES)).decode(errors="replace")
+    body = (await _beginning(response, _MAX_ERROR_BYTES)).decode(errors="replace")
     try:
         said = error_sentence(json.loads(body))
     except ValueError:

@@ -44,14 +44,12 @@ def html(document: Mapping[str, Any]) -> str:
 def cards(levels: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     """Return the few numbers that stand first, each with what it is."""
     found = []
-    rates = [
-        (level["throughput"]["steady"]["output_tokens_per_second"], level["concurrency"])
-        for level in levels
-        if level["throughput"]["steady"]["output_tokens_per_second"] is not None
-    ]
+    rates = [(rate, level["concurrency"]) for level in levels if (rate := _rate(level)) is not None]
     if rates:
         best, where = max(rates)
-        found.append({"value": number(best), "unit": "tokens/s", "what": f"most output, at concurrency {where}"})
+        unknown = ", ".join(str(level["concurrency"]) for level in levels if _rate(level) is None)
+        what = f"most output, at concurrency {where}" + (f"; {UNKNOWN} at {unknown}" if unknown else "")
+        found.append({"value": number(best), "unit": "tokens/s", "what": what})
     for name, what in (("ttft_ms", "to the first token"), ("itl_ms", "between tokens")):
         known = [(level[name]["p50"], level["concurrency"]) for level in levels if level[name]["p50"] is not None]
         if known:

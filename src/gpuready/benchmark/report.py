@@ -68,6 +68,13 @@ class Measured:
         ended = self.count("succeeded") + self.count("failed")
         return 100 * self.count("failed") / ended if ended else 0.0
 
+    @property
+    def verdict(self) -> str:
+        """Return measured, or failed where more requests did than is allowed, or interrupted."""
+        if self.failed_percent > self.settings.max_failed_percent:
+            return "failed"
+        return "interrupted" if self.interrupted else "measured"
+
     def as_dict(self) -> dict[str, Any]:
         """Return the document."""
         return {
@@ -77,12 +84,16 @@ class Measured:
             "server": {**self.server, "simulated": self.simulated},
             "started_at": utc(self.started_at),
             "ended_at": utc(self.ended_at) if self.ended_at else None,
-            "interrupted": self.interrupted,
+            "verdict": self.verdict,
             "failed_percent": round(self.failed_percent, 3),
             "notes": [*([SIMULATED_NOTE] if self.simulated else []), *self.notes, *observations(self)],
             "arguments": self.settings.as_dict(),
             "workload": self.workload,
-            "method": {"load": "closed loop", "percentiles": measures.PERCENTILE_METHOD},
+            "method": {
+                "load": "closed loop",
+                "percentiles": measures.PERCENTILE_METHOD,
+                "times_of_rows": "seconds since the level began, by one monotonic clock",
+            },
             "levels": self.levels,
             "rows": ROWS,
             "client": client_versions(),
@@ -105,7 +116,7 @@ def level_page(run: LevelRun, started_at: datetime, output_tokens: int, warmup: 
         "warmup": dict(warmup),
         "errors": measures.errors(run.rows),
         "throughput": measures.throughput(run.concurrency, run.rows, run.first_idle, run.interrupted),
-        "first_idle": run.first_idle,
+        "first_idle_seconds": run.first_idle,
         **measures.latencies(run.rows),
         "tokens": measures.tokens(run.rows, output_tokens),
         "connections": {
@@ -124,6 +135,11 @@ def observations(measured: Measured) -> list[str]:
         found.append(
             f"{failed} of {measured.count('succeeded') + failed} requests failed ({kinds}); latencies and rates are "
             "those of the others."
+        )
+    if measured.verdict == "failed":
+        found.append(
+            f"This run counts as failed: {measured.failed_percent:.1f} % of its requests failed, "
+            f"{measured.settings.max_failed_percent:g} % are allowed."
         )
     if measured.interrupted:
         found.append(

@@ -124,9 +124,10 @@ async def find_model(client: Client) -> tuple[dict[str, Any], list[str]]:
     reply = await client.get("/v1/models")
     if reply.status is None or reply.status in (401, 403):
         raise _cannot(client, _problem(reply))
+    data = reply.page.get("data") if isinstance(reply.page, dict) else None
     listed = [
         one
-        for one in (reply.page.get("data") if isinstance(reply.page, dict) else None) or []
+        for one in (data if isinstance(data, list) else [])
         if isinstance(one, dict) and isinstance(one.get("id"), str)
     ]
     if reply.status != 200 or reply.problem or not listed:

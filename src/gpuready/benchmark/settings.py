@@ -35,6 +35,8 @@ class Settings:
     api_key: str | None = field(default=None, repr=False)
     ca_file: Path | None = None
     insecure: bool = False
+    max_failed_percent: float = 1.0
+    """The run is a failed one when more of its requests fail."""
     note: str = ""
     simulated: bool = False
     """The inventory says stack `cpu`."""
@@ -74,6 +76,7 @@ class Settings:
             "api_key": "given" if self.api_key else None,
             "ca_file": str(self.ca_file) if self.ca_file else None,
             "insecure": self.insecure,
+            "max_failed_percent": self.max_failed_percent,
             "note": self.note,
         }
 
@@ -121,6 +124,7 @@ def _number_failures(settings: Settings) -> list[Failure]:
         ("--warmup", settings.warmup, 0, 10_000),
         ("--timeout", settings.timeout_seconds, 0.001, 86_400),
         ("--seed", settings.seed, 0, 2**63 - 1),
+        ("--max-failed-percent", settings.max_failed_percent, 0, 100),
     ]
     # Written this way round, so that "not a number" is outside too.
     return [
