@@ -149,6 +149,14 @@ def test_tokens_come_from_usage_alone() -> None:
     assert (found["prompt_mean"], found["prompt_min"], found["prompt_max"]) == (20.0, 10, 30)
     assert (found["tokens_per_chunk"], found["cached_share"], found["reasoning_chunks"]) == (2.0, 0.25, 2)
     assert found["requests_without_usage"] == 0
+    assert found["chunks_together_share"] == 0.0
+
+
+def test_chunks_that_come_together_are_counted() -> None:
+    # Of four gaps one is none.
+    rows = [row(0, (1, 2, 2, 3), 3), row(0, (1, 2), 3), row(0, (1, 1, 1), 3, problem=Problem("cut", ""))]
+    assert measures.tokens(rows, 4)["chunks_together_share"] == 0.25
+    assert measures.tokens([row(0, (1,), 3)], 4)["chunks_together_share"] is None
 
 
 def test_tokens_without_usage_are_unknown_not_zero() -> None:

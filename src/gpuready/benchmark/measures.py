@@ -221,6 +221,12 @@ def latencies(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     }
 
 
+def _together(rows: Sequence[Row]) -> float | None:
+    """Return the share of gaps that are none: the chunk came in the same piece of the stream as the one before it."""
+    gaps = [gap for row in rows for gap in row.gaps]
+    return round(sum(gap == 0 for gap in gaps) / len(gaps), 4) if gaps else None
+
+
 def tokens(rows: Sequence[Row], wanted_output: int) -> dict[str, Any]:
     """Return what the server says about tokens, over the successful rows; what it does not say is None, not 0."""
     good = [row for row in rows if row.problem is None]
@@ -239,6 +245,7 @@ def tokens(rows: Sequence[Row], wanted_output: int) -> dict[str, Any]:
         "prompt_max": max(prompts, default=None),
         "cached_share": round(sum(cached) / sum(prompts), 4) if cached and len(cached) == len(prompts) else None,
         "chunks": sum(len(row.chunks) for row in good),
+        "chunks_together_share": _together(good),
         "reasoning_chunks": sum(row.reasoning_chunks for row in good),
         "tokens_per_chunk": round(sum(outputs) / chunks, 3) if chunks else None,
     }

@@ -26,6 +26,7 @@ from gpuready.outcome import Failure, Refusal
 SCHEMA = "gpuready.benchmark"
 SCHEMA_VERSION = 1
 RESULT, ROWS, PAGE = "result.json", "requests.jsonl", "report.html"
+BURSTS_NOTED = 0.1
 SIMULATED_MODELS = "gpuready-sim/"
 SIMULATED_NOTE = (
     "This server is simulated (stack cpu): a tiny model on a CPU. Its numbers say that the path works, and nothing "
@@ -158,10 +159,15 @@ def observations(measured: Measured) -> list[str]:
         found.append(
             f"The server took part of the prompts from its prefix cache (concurrency {cached}): TTFT is flattered."
         )
+    if bursts := _at(levels, lambda one: (one["tokens"]["chunks_together_share"] or 0) > BURSTS_NOTED):
+        found.append(
+            f"Over {BURSTS_NOTED * 100:.0f} % of the chunks came together with the one before (concurrency {bursts}): "
+            "the server, or what is between, sends in bursts, so time per output token says more than inter-token latency."
+        )
     if busy := _at(levels, lambda one: bool(one["client"]["busy"])):
         found.append(
-            f"This client was busy at concurrency {busy} (over {BUSY_CPU_SHARE:.0%} of a core, or its event loop over "
-            f"{BUSY_LAG_MS:g} ms late): these latencies may be its own."
+            f"This client was busy at concurrency {busy} (over {BUSY_CPU_SHARE * 100:.0f} % of a core, or its event "
+            f"loop over {BUSY_LAG_MS:g} ms late): these latencies may be its own."
         )
     if measured.settings.insecure:
         found.append("The server's certificate was not checked (--insecure).")
