@@ -195,6 +195,20 @@ def test_the_cuda_libraries_stay_away_when_the_cpu_wheel_was_sent(
     assert installed == [f"engine===1.0 \\\n    --hash=sha256:{'a' * 64}\n"]
 
 
+def test_what_an_interrupted_installation_left_goes_when_no_engine_is_missing(wanted: engines.Wanted) -> None:
+    engines.install(wanted, check=False)
+    assert engines.tidy(wanted.root, check=False) == []
+    for left in ("cache/uv", ".smoke-1"):
+        (wanted.root / left).mkdir(parents=True)
+    assert [change.header for change in engines.tidy(wanted.root, check=True)] == [
+        str(wanted.root / "cache"),
+        str(wanted.root / ".smoke-1"),
+    ]
+    assert (wanted.root / "cache").exists()
+    engines.tidy(wanted.root, check=False)
+    assert sorted(path.name for path in wanted.root.iterdir()) == ["engines"]
+
+
 def test_list_says_which_engines_are_whole(wanted: engines.Wanted) -> None:
     engines.install(wanted, check=False)
     result = VERBS["list"].run(Call({"root": str(wanted.root), "python": sys.executable}, [], check=False))

@@ -35,6 +35,20 @@ def test_a_half_written_release_is_never_taken_for_whole(store: Store) -> None:
     assert store.files(1) == {"plan.json": "{}", "serve.yaml": "whole"}
 
 
+def test_what_a_killed_run_left_half_written_goes(store: Store, tmp_path: Path) -> None:
+    number = store.add({"serve.yaml": "a"})
+    half = store.layout.releases("chat") / ".2.new"
+    half.mkdir()
+    (half / "serve.yaml").write_text("half")
+    store.prune()
+    assert not half.exists()
+    assert store.numbers() == [number]
+    (tmp_path / ".plan.json.new").write_text("half")
+    write_text(tmp_path / "plan.json", "whole")
+    assert (tmp_path / "plan.json").read_text() == "whole"
+    assert not (tmp_path / ".plan.json.new").exists()
+
+
 def test_proof_is_not_part_of_the_content(store: Store) -> None:
     number = store.add({"serve.yaml": "a"})
     assert not store.verified(number)

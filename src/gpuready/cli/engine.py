@@ -58,6 +58,10 @@ def _prepare(call: Call) -> Result:
     found = engines.listing(engines.ROOT / "engines", str(given.get("python") or _DEFAULT_PYTHON))
     whole = [entry["folder"] for entry in found if entry["whole"]]
     result.data["missing"] = [folder for folder in given["folders"] if folder not in whole]
+    if not result.data["missing"]:
+        left = engines.tidy(engines.ROOT, call.check)
+        result.diff += left
+        result.changed = result.changed or bool(left)
     names = ", ".join(Path(folder).name for folder in result.data["missing"])
     result.summary = f"{result.summary}; {f'missing: {names}' if names else 'every engine is whole'}"
     return result

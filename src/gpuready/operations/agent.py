@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpuready.operations.machine import Machine
 from gpuready.outcome import Change, Failed, Failure, MachineCannot, Result
-from gpuready.serving.files import link
+from gpuready.serving.files import beside, link
 from gpuready.serving.layout import ENGINE_USER
 
 FOLDER = "/opt/gpuready"
@@ -128,7 +128,7 @@ def _part(machine: Machine, source: Path, check: bool) -> Result:
 
 def _copy(source: Path, target: Path) -> None:
     """Write the copy beside its place, and let it appear there whole."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.new")
+    temporary = beside(target)
     with temporary.open("wb") as file:
         file.write(source.read_bytes())
         file.flush()

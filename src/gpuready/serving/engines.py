@@ -253,6 +253,15 @@ def _smoke(wanted: Wanted) -> None:
         raise Failed(Failure("engine.smoke", what, problem, "see that the stack's packages (apt) are on the server"))
 
 
+def tidy(root: Path, check: bool) -> list[Change]:
+    """Remove what an installation that was killed after its last step has left; call it when no engine is missing."""
+    left = [path for path in (Workshop(root, Source(), "").cache, *sorted(root.glob(".smoke-*"))) if path.exists()]
+    if not check:
+        for path in left:
+            shutil.rmtree(path)
+    return [Change(str(path), "left by an interrupted installation\n", "absent\n") for path in left]
+
+
 def _torch_of(folder: Path) -> str:
     found = next(iter(folder.glob("lib/python3*/site-packages/torch-*.dist-info")), None)
     return found.name[len("torch-") : -len(".dist-info")] if found else ""

@@ -11,20 +11,38 @@ KEEP = -1
 """As a group: leave it as it is."""
 
 
+def beside(path: Path) -> Path:
+    """Return where `path` is made before it appears: always the same, so that a run clears what a killed one left."""
+    return path.with_name(f".{path.name}.new")
+
+
 def write_text(path: Path, text: str, mode: int = 0o644, gid: int = KEEP) -> None:
     """Replace `path` by `text` in one step; a crash leaves the former or the new content, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    temporary = beside(path)
     # The folder may belong to the engine's user: root must not write through a link that waits there.
     temporary.unlink(missing_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        if gid != KEEP:
-            os.fchown(file.fileno(), -1, gid)
-        os.fchmod(file.fileno(), mode)
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            if gid != KEEP:
+                os.fchown(file.fileno(), -1, gid)
+            os.fchmod(file.fileno(), mode)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _keep_name(path.parent)
+
+
+def _keep_name(folder: Path) -> None:
+    """Have the disk know what lies in a folder, as it knows what the files hold."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def make_folder(path: Path, mode: int = 0o755, gid: int = KEEP) -> None:
@@ -56,7 +74,7 @@ def set_access(path: Path, mode: int, gid: int = KEEP) -> None:
 
 def link(path: Path, target: str) -> None:
     """Point the symbolic link `path` to `target` in one step."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    temporary = beside(path)
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)
     temporary.replace(path)

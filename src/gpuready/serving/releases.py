@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuready.serving.files import as_json, has_access, link, make_folder, read_json, set_access, write_text
+from gpuready.serving.files import as_json, beside, has_access, link, make_folder, read_json, set_access, write_text
 from gpuready.serving.layout import Layout
 from gpuready.serving.readiness import process_start
 
@@ -84,7 +84,7 @@ class Store:
     def add(self, files: Mapping[str, str]) -> int:
         """Write a new release, whole or not at all; return its number."""
         number = (self.numbers() or [0])[-1] + 1
-        building = self._folder / f".{number}.new"
+        building = beside(self.folder(number))
         if building.exists():
             shutil.rmtree(building)
         gid = self.layout.engine_gid
@@ -129,13 +129,15 @@ class Store:
         return next((number for number in reversed(self.numbers()) if self.verified(number)), None)
 
     def prune(self) -> None:
-        """Remove the oldest releases beyond what is kept; what a replica uses and the newest proved one stay."""
+        """Remove the oldest releases beyond what is kept, and half-written ones; what is used or proved last stays."""
         links = (self.layout.state / "replicas" / self.deployment).glob("*/current")
         needed = {self.current(int(path.parent.name)) for path in links if path.parent.name.isdigit()}
         needed.add(self.newest_verified())
         for number in self.numbers()[:-KEPT]:
             if number not in needed:
                 shutil.rmtree(self.folder(number))
+        for half in self._folder.glob(".*.new"):
+            shutil.rmtree(half)
 
 
 def begin_trial(layout: Layout, replica: str, number: int) -> None:
