@@ -113,14 +113,14 @@ def test_bursts_are_noted() -> None:
     found = measured()
     found.levels[0]["tokens"]["chunks_together_share"] = 0.11
     (note,) = found.as_dict()["notes"]
-    assert note.startswith("Over 10 % of the chunks came together with the one before (concurrency 1)")
+    assert note.startswith("At concurrency 1 over 10 % of the chunks came together with the one before: ")
 
 
 def test_a_busy_client_is_noted() -> None:
     found = measured()
     found.levels[1]["client"]["busy"] = True
     (note,) = found.as_dict()["notes"]
-    assert note.startswith("This client was busy at concurrency 2 (over 80 % of a core")
+    assert note.startswith("At concurrency 2 this client was busy (over 80 % of a core")
 
 
 def test_the_page_holds_the_numbers_and_says_what_is_unknown() -> None:

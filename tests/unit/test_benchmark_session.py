@@ -206,7 +206,7 @@ def test_answers_of_another_length_are_noted() -> None:
     )
     document = measured.as_dict()
     assert document["levels"][0]["tokens"]["output_as_asked"] == 0
-    assert "Not every answer has the 6 tokens that were asked for (concurrency 1)." in document["notes"]
+    assert "At concurrency 1 not every answer has the 6 tokens that were asked for." in document["notes"]
 
 
 def test_a_server_without_usage_leaves_tokens_unknown() -> None:
@@ -234,7 +234,8 @@ def test_a_prefix_cache_that_helped_is_noted() -> None:
     measured, _, _ = run(chat, replace(SMALL, levels=(1,)))
     assert measured.levels[0]["tokens"]["cached_share"] == 0.2
     assert any(
-        "from its prefix cache (concurrency 1): TTFT is flattered" in note for note in measured.as_dict()["notes"]
+        "At concurrency 1 the server took part of the prompts from its prefix cache" in note
+        for note in measured.as_dict()["notes"]
     )
 
 

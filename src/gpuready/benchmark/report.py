@@ -12,7 +12,7 @@ import json
 import os
 import platform
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -27,6 +27,7 @@ SCHEMA = "gpuready.benchmark"
 SCHEMA_VERSION = 1
 RESULT, ROWS, PAGE = "result.json", "requests.jsonl", "report.html"
 BURSTS_NOTED = 0.1
+CACHED_NOTED = 0.05
 SIMULATED_MODELS = "gpuready-sim/"
 SIMULATED_NOTE = (
     "This server is simulated (stack cpu): a tiny model on a CPU. Its numbers say that the path works, and nothing "
@@ -149,33 +150,36 @@ def observations(measured: Measured) -> list[str]:
         )
     if without := sum(level["tokens"]["requests_without_usage"] for level in levels):
         found.append(f"The server reported no usage for {without} requests: their output tokens are unknown, not 0.")
-    wanted = measured.settings.output_tokens
-    if other := _at(
-        levels,
-        lambda one: bool({one["tokens"]["output_min"], one["tokens"]["output_max"]} - {None, wanted}),
-    ):
-        found.append(f"Not every answer has the {wanted} tokens that were asked for (concurrency {other}).")
-    if cached := _at(levels, lambda one: (one["tokens"]["cached_share"] or 0) > 0.05):
-        found.append(
-            f"The server took part of the prompts from its prefix cache (concurrency {cached}): TTFT is flattered."
-        )
-    if bursts := _at(levels, lambda one: (one["tokens"]["chunks_together_share"] or 0) > BURSTS_NOTED):
-        found.append(
-            f"Over {BURSTS_NOTED * 100:.0f} % of the chunks came together with the one before (concurrency {bursts}): "
-            "the server, or what is between, sends in bursts, so time per output token says more than inter-token latency."
-        )
-    if busy := _at(levels, lambda one: bool(one["client"]["busy"])):
-        found.append(
-            f"This client was busy at concurrency {busy} (over {BUSY_CPU_SHARE * 100:.0f} % of a core, or its event "
-            f"loop over {BUSY_LAG_MS:g} ms late): these latencies may be its own."
-        )
+    for holds, sentence in _level_remarks(measured.settings.output_tokens):
+        if at := ", ".join(str(level["concurrency"]) for level in levels if holds(level)):
+            found.append(f"At concurrency {at} {sentence}.")
     if measured.settings.insecure:
         found.append("The server's certificate was not checked (--insecure).")
     return found
 
 
-def _at(levels: Sequence[Mapping[str, Any]], which: Any) -> str:
-    return ", ".join(str(level["concurrency"]) for level in levels if which(level))
+def _level_remarks(output_tokens: int) -> list[tuple[Callable[[Mapping[str, Any]], bool], str]]:
+    """Return what can be remarked on a level: when it holds, and the sentence that follows where."""
+    return [
+        (
+            lambda level: bool({level["tokens"]["output_min"], level["tokens"]["output_max"]} - {None, output_tokens}),
+            f"not every answer has the {output_tokens} tokens that were asked for",
+        ),
+        (
+            lambda level: (level["tokens"]["cached_share"] or 0) > CACHED_NOTED,
+            "the server took part of the prompts from its prefix cache: time to first token is flattered",
+        ),
+        (
+            lambda level: (level["tokens"]["chunks_together_share"] or 0) > BURSTS_NOTED,
+            f"over {BURSTS_NOTED * 100:.0f} % of the chunks came together with the one before: the server, or what is "
+            "between, sends in bursts, so time per output token says more than inter-token latency",
+        ),
+        (
+            lambda level: bool(level["client"]["busy"]),
+            f"this client was busy (over {BUSY_CPU_SHARE * 100:.0f} % of a core, or its event loop over "
+            f"{BUSY_LAG_MS:g} ms late): these latencies may be its own",
+        ),
+    ]
 
 
 def client_versions() -> dict[str, str]:
