@@ -97,9 +97,14 @@ class ActionModule(ActionBase):
         return self._as_ansible(host, cases)
 
     def _as_ansible(self, host: str, cases: list) -> dict:
-        bad = [found for case in cases for found in (*case.iter("failure"), *case.iter("error"))]
+        bad = [found.get("message", "") for case in cases for found in (*case.iter("failure"), *case.iter("error"))]
         skipped = [found.get("message", "") for case in cases for found in case.iter("skipped")]
-        sentences = [found.get("message", "").removeprefix("Failed: ") for found in bad]
-        count = f"{len(cases) - len(bad) - len(skipped)} tests passed, {len(bad)} failed, {len(skipped)} skipped"
-        self._display.display(f"  {host}: {count}")
-        return {"failed": bool(bad), "msg": "\n".join([*sentences, *dict.fromkeys(skipped)]) or count}
+        sentences = [message.removeprefix("Failed: ") for message in bad]
+        reasons = list(dict.fromkeys(skipped))
+        not_judged = sum(reason.startswith("not judged") for reason in skipped)
+        words = ("passed", "failed", "not judged", "skipped")
+        counts = (len(cases) - len(bad) - len(skipped), len(bad), not_judged, len(skipped) - not_judged)
+        told = ", ".join(f"{count} {word}" for count, word in zip(counts, words, strict=True) if count)
+        msg = "\n".join([*sentences, *reasons, f"{host}: {told}"])
+        # The callback shows notes where all is well, and the message where it is not.
+        return {"failed": bool(bad), "msg": msg, "data": {"notes": [f"{host}: {told}", *reasons]}}

@@ -41,7 +41,7 @@ class Server:
         if why := self.snapshot.get("unreachable"):
             pytest.fail(str(why), pytrace=False)
         if why := self.snapshot.get("refused"):
-            self.fail(why, "root's view of a finished server")
+            self.fail(why, "a finished server, seen by root")
 
     def topic(self, name: str) -> Any:
         """Return what the server said on one topic; what is unknown fails, it is never good."""
@@ -52,11 +52,12 @@ class Server:
         return said
 
     def recorded(self, key: str) -> Any:
-        """Return one of the recorded settings of the host; skip where this server has no such record yet."""
+        """Return one of the recorded settings of the host."""
         self.demand_answer()
-        if self.snapshot["host"] is None:
-            pytest.skip(f"{self.name} has no /var/lib/gpuready/host.json: it was finished by an older gpuready")
-        return self.snapshot["host"].get(key)
+        host = self.snapshot["host"]
+        if not isinstance(host, dict) or key not in host:
+            self.fail(f"/var/lib/gpuready/host.json does not tell {key}", "the record of the host's settings")
+        return host[key]
 
     def fail(self, found: str, expected: str, step: str = "") -> NoReturn:
         """Say in one sentence what was found, what was expected and what to do."""
@@ -93,5 +94,5 @@ def _answer(path: Path, done: subprocess.CompletedProcess[str]) -> dict[str, Any
     answer = json.loads(path.read_text(encoding="utf-8"))
     if "snapshot" in answer:
         return dict(answer["snapshot"])
-    said = str(answer.get("msg", "no word"))
+    said = str(answer.get("msg", "no word")).removeprefix("Task failed: ")
     return {"unreachable": said} if answer.get("unreachable") else {"refused": f"Ansible failed ({said.rstrip('.')})"}

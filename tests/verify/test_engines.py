@@ -20,9 +20,11 @@ def test_the_cuda_toolkit_is_the_recorded_one(server: Server) -> None:
     planned = server.plan["host"]["cuda"]["version"]
     if recorded is None:
         server.fail("/var/lib/gpuready/cuda.json is missing", "the record of a toolkit that compiled for the card")
+    if recorded != planned:
+        server.fail(f"CUDA {recorded} was recorded", f"{planned}, as planned")
     if cuda["release"] != recorded:
         said = f"CUDA {cuda['release']}" if cuda["release"] else f"silent ({cuda['said']})"
-        server.fail(f"{cuda['recorded'].get('nvcc')} is {said}", f"CUDA {recorded}, for which the plan says {planned}")
+        server.fail(f"{cuda['recorded'].get('nvcc')} is {said}", f"CUDA {recorded}, as planned and recorded")
 
 
 def test_engine_environments_are_whole(server: Server) -> None:

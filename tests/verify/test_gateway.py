@@ -26,15 +26,14 @@ SANDBOX = {
 def test_the_gateway_runs(server: Server) -> None:
     state = server.topic("gateway")["unit"]
     if state["ActiveState"] != "active":
-        server.fail(
-            f"{UNIT} is {state['ActiveState']} ({state['SubState']})", "it active", f"{JOURNAL}, or {server.run_site}"
-        )
+        found = f"{UNIT} is {state['ActiveState']} ({state['SubState']})"
+        server.fail(found, "an active unit", f"{JOURNAL}, or {server.run_site}")
 
 
 def test_the_gateway_starts_at_boot(server: Server) -> None:
     state = server.topic("gateway")["unit"]["UnitFileState"]
     if state != "enabled":
-        server.fail(f"{UNIT} is {state}", "it enabled")
+        server.fail(f"{UNIT} is {state}", "an enabled unit")
 
 
 def test_the_gateways_configuration_is_accepted(server: Server) -> None:
@@ -94,7 +93,8 @@ def test_the_gateway_refuses_an_unknown_model(server: Server) -> None:
     status, reply = server.topic("gateway")["unknown_model"]
     error = (reply.get("error") if isinstance(reply, dict) else None) or {}
     if (status, error.get("code"), error.get("param")) != (404, "model_not_found", "model") or not error.get("message"):
-        found = f"a model that is not served was answered with {status or reply} {error.get('code', '')}".rstrip()
+        answer = f"HTTP {status} and code {error.get('code')}" if status else reply
+        found = f"a request for a model that is not served was answered with {answer}"
         server.fail(found, "404 model_not_found in OpenAI's form", f"restart {UNIT}, or {server.run_site}")
 
 

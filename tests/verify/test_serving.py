@@ -35,12 +35,12 @@ def test_replicas_run(server: Server) -> None:
     found = [
         f"{unit} is {now['ActiveState']} ({now['SubState']})" for unit, now in states if now["ActiveState"] != "active"
     ]
-    server.demand(found, "it active", f"see journalctl -u of it on the server, or {server.run_site}")
+    server.demand(found, "an active unit", f"see journalctl -u of it on the server, or {server.run_site}")
 
 
 def test_replicas_start_at_boot(server: Server) -> None:
     states = [(unit, now["unit"]["UnitFileState"]) for unit, now in replicas(server)]
-    server.demand([f"{unit} is {now}" for unit, now in states if now != "enabled"], "it enabled")
+    server.demand([f"{unit} is {now}" for unit, now in states if now != "enabled"], "an enabled unit")
 
 
 @pytest.mark.depends_on("test_replicas_run")
