@@ -108,6 +108,7 @@ def firewall(_: dict[str, Any]) -> dict[str, Any]:
     timer = unit("gpuready-firewall-revert.timer").get("ActiveState")
     return {
         "loaded": listed.returncode == 0,
+        "open": re.findall(r"\btcp dport (\{[^}]*\}|\S+)", listed.stdout),
         "as_recorded": listed.stdout == recorded.get("table"),
         "file_as_recorded": read_text(ETC / "firewall.nft") == recorded.get("file"),
         "unit": unit(FIREWALL_UNIT),
@@ -179,6 +180,8 @@ def leftovers(record: dict[str, Any]) -> list[str]:
     found += MODELS.glob(".*@*")
     found += [path for pattern in (".*.*", "releases/*/.*", "replicas/*/*/.*") for path in STATE.glob(pattern)]
     found += [*ETC.glob(".*"), *Path(plan["gateway"]["folder"]).glob(".*"), *GATEWAY_RUN.glob("*.new")]
+    recorded = map(Path, (record["host"] or {}).get("files", {}))
+    found += [half for path in recorded if (half := path.with_name(f".{path.name}.new")).exists()]
     found += [path for path in (RUN / ".trial").glob("*") if path.name not in replicas]
     return sorted(map(str, found))
 
