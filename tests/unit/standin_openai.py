@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -148,12 +149,12 @@ class StandinServer:
 
 @asynccontextmanager
 async def standing_in(
-    chat: Callable[[dict[str, Any]], Answer], clock: StandinClock | None = None
+    chat: Callable[[dict[str, Any]], Answer], clock: StandinClock | None = None, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[StandinServer]:
     """A stand-in that listens on loopback."""
     server = StandinServer(chat, clock)
-    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
-    server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls)
+    server.url = f"{'https' if tls else 'http'}://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
     try:
         yield server
     finally:

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 from tests.unit.standin_openai import (
     DONE,
     MODEL,
@@ -248,6 +257,45 @@ def test_plain_http_behind_https_is_said() -> None:
     row = asyncio.run(run())
     assert row.problem is not None
     assert row.problem.kind == "tls"
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A self-signed certificate for 127.0.0.1 with its key, in one file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "stand-in")])
+    now = datetime.now(timezone.utc)
+    signed = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    path = tmp_path_factory.mktemp("tls") / "both.pem"
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    path.write_bytes(private + signed.public_bytes(Encoding.PEM))
+    return path
+
+
+@pytest.mark.parametrize(("how", "kind"), [({}, "tls"), ({"ca_file": True}, None), ({"insecure": True}, None)], ids=str)
+def test_a_certificate_is_checked_unless_told_otherwise(
+    certificate: Path, how: dict[str, Any], kind: str | None
+) -> None:
+    more = {**how, "ca_file": certificate} if "ca_file" in how else how
+
+    async def run() -> Row:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(certificate)
+        async with standing_in(lambda _: stream("a"), tls=tls) as server:
+            found = replace(Settings(server.url, seed=1, model=MODEL), **more)
+            async with Client(found) as client:
+                return await client.send(Request(0, "one", 1))
+
+    row = asyncio.run(run())
+    assert (row.problem.kind if row.problem else None) == kind
+    if row.problem:
+        assert row.problem.message.startswith("the server's certificate is not trusted: ")
 
 
 def test_a_host_name_with_an_underscore_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,8 +83,9 @@ def test_levels() -> None:
         ({"timeout_seconds": float("nan")}, "--timeout nan: is out of range"),
         ({"timeout_seconds": 0.0}, "--timeout 0.0: is out of range"),
         ({"insecure": True}, "--insecure: only means something for https"),
-        ({"ca_file": Path("/no/such")}, "--ca-file /no/such: is not a file"),
+        ({"ca_file": Path("/no/such")}, "--ca-file /no/such: cannot be read: No such file"),
         ({"ca_file": Path("/")}, "http://h:8080 is not https"),
+        ({"ca_file": Path(__file__), "url": "https://h"}, "holds no certificate; name a file of PEM certificates"),
     ],
 )
 def test_settings_that_are_refused(change: dict[str, object], words: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,10 +93,20 @@ def refuse_if_wrong(settings: Settings) -> None:
         failures.append(_wrong("--insecure", "only means something for https without --ca-file", "leave it out"))
     if settings.ca_file and not settings.url.startswith("https:"):
         failures.append(_wrong("--ca-file", f"is given, but {settings.url} is not https", "leave it out, or use https"))
-    if settings.ca_file and not settings.ca_file.is_file():
-        failures.append(_wrong(f"--ca-file {settings.ca_file}", "is not a file", "name a file of PEM certificates"))
+    if settings.ca_file and (why := _ca_file_fault(settings.ca_file)):
+        failures.append(_wrong(f"--ca-file {settings.ca_file}", why, "name a file of PEM certificates"))
     if failures:
         raise Refusal(failures)
+
+
+def _ca_file_fault(path: Path) -> str:
+    try:
+        ssl.create_default_context(cafile=path)
+    except ssl.SSLError:
+        return "holds no certificate"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    return ""
 
 
 def _level_failures(settings: Settings) -> list[Failure]:
