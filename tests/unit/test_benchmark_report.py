@@ -225,6 +225,15 @@ def test_a_line_is_torn_where_a_value_is_unknown() -> None:
     assert (lone.count("<polyline"), lone.count("<circle")) == (0, 1)
 
 
+def test_texts_in_a_plot_are_escaped() -> None:
+    hostile = '<a href="x">&'
+    text = svg(Plot(hostile, hostile, hostile, [Series(hostile, [Point(1, 1.0, hostile)], annotate=True)] * 2, [1]))
+    found = ElementTree.fromstring(text)  # noqa: S314
+    assert {one.tag.rpartition("}")[2] for one in found.iter()} == {"svg", "text", "line", "circle", "title"}
+    assert found.get("aria-label") == hostile
+    assert [one.text for one in found.iter() if one.text == hostile] == [hostile] * 9
+
+
 def test_doublings_are_even_steps() -> None:
     axes = plots._Axes(Plot("t", "x", "y", [], [1, 2, 4]), [Point(1, 1.0)])
     assert axes.x(2) - axes.x(1) == pytest.approx(axes.x(4) - axes.x(2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -57,6 +58,7 @@ def run(
     asked: Settings = SMALL,
     models: Answer | None = None,
     stop_after: int | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[Measured, Told, StandinServer]:
     async def whole() -> tuple[Measured, Told, StandinServer]:
         stop = asyncio.Event()
@@ -65,7 +67,7 @@ def run(
             stop.set()
         async with standing_in(chat) as server:
             server.models = models or server.models
-            async with Client(replace(asked, url=server.url)) as client:
+            async with Client(replace(asked, url=server.url), clock) as client:
                 measured = await session.measure(client, told, stop)
         return measured, told, server
 
@@ -98,6 +100,14 @@ def test_everything_that_was_asked_for_is_counted() -> None:
     assert len({body["messages"][0]["content"] for body in server.asked}) == len(server.asked)
     assert document["verdict"] == "measured"
     assert document["failed_percent"] == 0.0
+
+
+def test_times_count_from_the_beginning_of_their_level() -> None:
+    measured, _, _ = run(clock=lambda: time.perf_counter() + 1e9)
+    for level in measured.levels:
+        rows = measured.rows[level["concurrency"]]
+        assert all(0 <= row.sent < row.chunks[0] <= row.ended <= 1000 for row in rows)
+        assert 0 < level["first_idle_seconds"] <= max(row.ended for row in rows) + 1
 
 
 def test_how_long_it_takes_is_said_before_it_begins() -> None:
@@ -327,6 +337,27 @@ def test_the_closed_loop_keeps_as_many_in_flight_as_asked() -> None:
     asyncio.run(whole())
     assert max(seen) == 3
     assert seen[-1] == 3
+
+
+def test_the_window_ends_when_the_first_place_has_nothing_left_to_send() -> None:
+    now = 0.0
+
+    async def sender(request: Request) -> Row:
+        nonlocal now
+        # The second place takes long over its only request, and ends last.
+        for _ in range(1 if request.index != 1 else 20):
+            await asyncio.sleep(0)
+        now += 1.0
+        return Row(request.index, 0.0, now)
+
+    async def whole() -> None:
+        asked = [Request(index, "", 1) for index in range(3)]
+        found = await closed_loop(2, asked, sender, asyncio.Event(), clock=lambda: now)
+        # The first place ended its second request at 2; the long one ended at 3.
+        assert [row.ended for row in found.rows] == [1.0, 3.0, 2.0]
+        assert found.first_idle == 2.0
+
+    asyncio.run(whole())
 
 
 def test_a_mistake_of_ours_is_not_swallowed_by_the_loop() -> None:
