@@ -35,7 +35,7 @@ from rich.markup import escape  # noqa: E402
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from gpuready.benchmark import inventory, page, report, session, settings  # noqa: E402
+from gpuready.benchmark import page, report, session, settings  # noqa: E402
 from gpuready.benchmark.client import Client  # noqa: E402
 from gpuready.benchmark.plots import number  # noqa: E402
 from gpuready.outcome import Exit, Failure, Refusal  # noqa: E402
@@ -99,6 +99,9 @@ def read_settings(options: argparse.Namespace) -> settings.Settings:
         raise Refusal(Failure("benchmark.argument", "one of URL and --limit is needed", "", "e.g. http://HOST:8080"))
     url, stack = options.url, ""
     if options.limit:
+        # Brings the whole of spec along, which takes longer to load than all else here.
+        from gpuready.benchmark import inventory
+
         host = inventory.gateway_of(options.limit, options.inventory, ROOT, PYTHON.with_name("ansible"))
         address = f"[{host['address']}]" if ":" in host["address"] else host["address"]
         url, stack = f"http://{address}:{host['port']}", host["stack"]
