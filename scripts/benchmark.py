@@ -174,7 +174,7 @@ class Screen:
 
 def shown(value: float | None) -> str:
     """Return a number, or that it is not known."""
-    return "unknown" if value is None else number(value)
+    return "unknown" if value is None else number(value).replace("\u2009", " ")
 
 
 def printable(text: str) -> str:
@@ -191,8 +191,8 @@ def summary_table(document: Mapping[str, Any]) -> Table:
         "TTFT p95\nms",
         "ITL p50\nms",
         "ITL p99\nms",
-        "requests\nper s",
-        "tokens\nper s",
+        "requests\n/s",
+        "tokens\n/s",
         "failed",
     )
     for column in columns:

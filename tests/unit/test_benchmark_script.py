@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import signal
@@ -141,6 +142,15 @@ def test_a_server_cannot_steer_the_terminal(tmp_path: Path) -> None:
     assert ran.code == 0
     assert "\x1b" not in ran.stdout
     assert "evil?[31m[bold]name" in ran.stdout
+
+
+def test_numbers_stay_readable_on_a_terminal() -> None:
+    spec = importlib.util.spec_from_file_location("benchmark_script", ROOT / "scripts/benchmark.py")
+    assert spec
+    assert spec.loader
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert [script.printable(script.shown(value)) for value in (12345.6, 0.5, None)] == ["12 346", "0.500", "unknown"]
 
 
 def write_inventory(folder: Path) -> Path:

@@ -171,8 +171,8 @@ def _level_remarks(output_tokens: int) -> list[tuple[Callable[[Mapping[str, Any]
         ),
         (
             lambda level: (level["tokens"]["chunks_together_share"] or 0) > BURSTS_NOTED,
-            f"over {BURSTS_NOTED * 100:.0f} % of the chunks came together with the one before: the server, or what is "
-            "between, sends in bursts, so time per output token says more than inter-token latency",
+            f"over {BURSTS_NOTED * 100:.0f} % of the chunks came together with the one before: they were sent in "
+            "bursts, or read late by a busy client, so time per output token says more than inter-token latency",
         ),
         (
             lambda level: bool(level["client"]["busy"]),
