@@ -175,6 +175,9 @@ def test_plots_are_well_formed_and_hold_every_known_point() -> None:
 
 def test_the_first_number_says_where_it_is_not_known() -> None:
     found = measured()
+    values = [(card["value"], card["unit"]) for card in page.cards(found.levels)]
+    # Nine tokens after the first in 1.75 s, or in 1.5 s at concurrency 2.
+    assert values[1:] == [("250 \u2013 500", "ms"), ("194 \u2013 167", "ms"), ("0", "of 48")]
     assert page.cards(found.levels)[0] == {"value": "10.0", "unit": "tokens/s", "what": "most output, at concurrency 2"}
     found.levels[1]["throughput"]["steady"]["output_tokens_per_second"] = None
     assert page.cards(found.levels)[0]["what"] == "most output, at concurrency 1; unknown at 2"

@@ -50,7 +50,7 @@ def cards(levels: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
         unknown = ", ".join(str(level["concurrency"]) for level in levels if _rate(level) is None)
         what = f"most output, at concurrency {where}" + (f"; {UNKNOWN} at {unknown}" if unknown else "")
         found.append({"value": number(best), "unit": "tokens/s", "what": what})
-    for name, what in (("ttft_ms", "to the first token"), ("itl_ms", "between tokens")):
+    for name, what in (("ttft_ms", "to the first token"), ("tpot_ms", "for each token after it")):
         known = [(level[name]["p50"], level["concurrency"]) for level in levels if level[name]["p50"] is not None]
         if known:
             first, last = known[0], known[-1]
