@@ -19,7 +19,7 @@ from ansible.errors import AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
 from ansible.utils.vars import load_extra_vars
 
-from gpuready.outcome import Failure, Refusal
+from gpuready.outcome import Failure, Refusal, Result
 from gpuready.planning import surroundings
 from gpuready.planning.host import decide, keep_or_renew, needs_of
 from gpuready.planning.plan import SIMULATED_MODELS, effective_stack
@@ -180,5 +180,6 @@ class ActionModule(ActionBase):
 
     def _refuse(self, result: dict, failures: list[Failure]) -> dict:
         result["failed"] = True
+        result["failures"] = Result(failures=failures).as_dict()["failures"]
         result["msg"] = "\n".join(failure.sentence() for failure in failures)
         return result

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import sys
 import time
@@ -49,8 +50,14 @@ class CallbackModule(Default):
         super().__init__()
         self._summary = Summary()
         self._started = {}
+        self._whole_job = False
 
     # ---------------------------------------------------------------------------------------- what is shown
+
+    def v2_playbook_on_start(self, playbook):
+        """Note whether this is the whole job."""
+        super().v2_playbook_on_start(playbook)
+        self._whole_job = Path(playbook._file_name).name == "site.yml"
 
     def v2_playbook_on_task_start(self, task, is_conditional):
         """Print the task's banner, unless it only checks arguments."""
@@ -132,7 +139,23 @@ class CallbackModule(Default):
         if self._summary.rows:
             width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
             self._display.display(render(self._summary, width, bool(ANSIBLE_COLOR)) + "\n")
+            command = self._summary.next_command()
+            if command and self._whole_job:
+                self._display.display(f"Next, the audit from outside: {self._with_options(command)}\n")
         self._write_file()
+
+    @staticmethod
+    def _with_options(command):
+        """Return the command with the inventory and the limit that this run was given."""
+        from ansible import context
+
+        given = [word for source in context.CLIARGS.get("inventory") or () for word in ("-i", source)]
+        usual = [str(path) for path in C.config.get_config_value("DEFAULT_HOST_LIST")]
+        words = [] if [str(Path(word).resolve()) for word in given[1::2]] == usual else given
+        limit = context.CLIARGS.get("subset")
+        if limit and " -l " not in command:
+            words += ["-l", limit]
+        return shlex.join([*shlex.split(command), *words])
 
     @staticmethod
     def _is_check():

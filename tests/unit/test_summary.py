@@ -63,6 +63,26 @@ def test_check_mode_has_a_column_for_what_is_unknown() -> None:
     assert line.split() == ["a", "CUDA", "1", "2", "1.0", "-", "-"]
 
 
+def test_what_changed_is_to_be_proved_next() -> None:
+    summary = Summary()
+    summary.ended("a", "Base", 1.0, {"changed": True})
+    assert summary.next_command() == "ansible-playbook playbooks/verify.yml"
+    summary.ended("b", "Base", 1.0, {"changed": False})
+    summary.ended("c", "Base", 1.0, {"changed": True})
+    summary.failed("c", "CUDA", 1.0, REFUSED)
+    assert summary.next_command() == "ansible-playbook playbooks/verify.yml -l a"
+    summary.check = True
+    assert summary.next_command() == ""
+
+
+def test_a_problem_shows_no_credentials_and_nothing_that_a_terminal_acts_on() -> None:
+    failure = {"code": "c", "what": "http://me:secret@proxy refuses \x1b[2J", "why": "", "fix": "ask http://a:b@c"}
+    problem, next_step = problem_of({"msg": "", "failures": [failure]})
+    assert "secret" not in problem
+    assert "\x1b" not in problem
+    assert next_step == "ask http://***@c"
+
+
 def fleet(count: int) -> Summary:
     summary = Summary()
     for number in range(count):

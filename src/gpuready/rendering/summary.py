@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gpuready.outcome import Failure, mask, visible
+
 GO_ON = "repair that and run the same command again: it goes on where it stopped"
 STAGES_SHOWN_UP_TO = 4
 """Up to so many hosts every stage has a row of its own; beyond, a host has one."""
@@ -66,6 +68,16 @@ class Summary:
         row = self.row(host, stage)
         row.problem = row.next_step = ""
 
+    def next_command(self) -> str:
+        """Return the command that proves what this run changed; empty where there is nothing to prove."""
+        hosts = dict.fromkeys(row.host for row in self.rows.values())
+        bad = {row.host for row in self.rows.values() if row.problem}
+        changed = {row.host for row in self.rows.values() if row.changed} - bad
+        if self.check or not changed:
+            return ""
+        limit = "" if changed == set(hosts) else f" -l {','.join(host for host in hosts if host in changed)}"
+        return f"ansible-playbook playbooks/verify.yml{limit}"
+
     def as_dict(self) -> dict[str, Any]:
         """Return the summary for machines."""
         return {"check": self.check, "rows": [asdict(row) for row in self.rows.values()]}
@@ -84,8 +96,8 @@ def problem_of(result: Mapping[str, Any]) -> tuple[str, str]:
         said = sentences(result)
         return _and_more(said[0], len(said)), GO_ON
     first = failures[0]
-    what = f"{first['what']}: {first['why']}" if first.get("why") else first["what"]
-    return _and_more(what, len(failures)), first.get("fix") or GO_ON
+    what = Failure(first["code"], first["what"], first.get("why", "")).sentence().rstrip(".")
+    return _and_more(what, len(failures)), visible(mask(first.get("fix") or GO_ON))
 
 
 def _and_more(text: str, count: int) -> str:
