@@ -336,6 +336,12 @@ def ensure_finished(sim: Sim, machines: Factory, suite: str = "trixie", toolkit:
 
 
 @pytest.fixture(scope="session")
+def prepared_image(sim: Sim, machines: Factory) -> str:
+    """The name of the image of a server that has the large parts only: site.yml then takes seconds, not minutes."""
+    return ensure_prepared(sim, machines)
+
+
+@pytest.fixture(scope="session")
 def finished_image(sim: Sim, machines: Factory) -> str:
     """The name of the image of a finished server; machines("label", finished_image) gives a clone of your own."""
     return ensure_finished(sim, machines)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sim.machine.machine import Machine
+from sim.machine.machine import Machine
+from tests.machines.conftest import Factory
 
 pytestmark = pytest.mark.machine
 
@@ -37,7 +37,66 @@ def test_check_mode_on_a_blank_server_says_what_would_come_and_changes_nothing(
     assert played.rc == 0, played.stdout
     for words in ("package nvidia-cuda-toolkit", "package haproxy", "vllm 0.32.0 from lock", "served-model-name"):
         assert words in played.stdout
+    for words in (
+        "nvcc is CUDA 12.4",
+        "nft takes",
+        "vllm 0.32.0 can be built",
+        "haproxy takes haproxy.cfg",
+        "chat.0 comes up",
+    ):
+        assert f"decided after install: whether {words}" in played.stdout
     assert blank.ssh(state).stdout == before
+
+
+HEADER = re.compile(r"^\+\+\+ after: (.*)$", re.MULTILINE)
+# What is proved, or read from what was installed, is written down after it: check mode says that it cannot know it.
+DECIDED_LATER = {"/var/lib/gpuready/host.json", "/var/lib/gpuready/cuda.json"}
+
+
+@pytest.mark.long
+def test_a_run_does_what_check_mode_said(blank: Machine, play: Callable[..., Any]) -> None:
+    said = set(HEADER.findall(play(blank, "site.yml", None, "--check", "--diff").stdout))
+    played = play(blank, "site.yml", None, "--diff")
+    assert played.rc == 0, played.stdout
+    did = set(HEADER.findall(played.stdout))
+    assert did - said <= DECIDED_LATER
+    assert said - did == set()
+
+
+# Files of an operator, in folders where we write, too: a job with a %, settings that are read before and after ours.
+FOREIGN = {
+    "/etc/cron.d/own-jobs": "MAILTO=root\n5 4 * * * root date +\\%F >> /var/log/own\n",
+    "/etc/sysctl.d/10-own.conf": "net.core.somaxconn = 512\n",
+    "/etc/sysctl.d/99-own.conf": "net.ipv4.tcp_keepalive_time = 300\n",
+    "/etc/security/limits.d/90-own.conf": "own soft nofile 1000\n",
+    "/etc/apt/apt.conf.d/99own": 'APT::Periodic::Enable "0";\n',
+    "/etc/nftables.conf": "#!/usr/sbin/nft -f\nflush ruleset\n",
+    "/etc/haproxy/haproxy.cfg": "global\n  maxconn 10\n",
+    "/etc/systemd/system/own.service": "[Service]\nExecStart=/bin/true\n",
+    "/srv/models/own/weights.bin": "weights\n",
+    "/opt/own/file": "own\n",
+}
+OWN_LINE = "LABEL=own /mnt/own ext4 noauto,nofail 0 2"
+
+
+@pytest.mark.long
+def test_what_an_operator_has_stays_byte_by_byte(
+    machines: Factory, prepared_image: str, play: Callable[..., Any]
+) -> None:
+    machine = machines("foreign", prepared_image)
+    for path, text in FOREIGN.items():
+        machine.ssh(f"mkdir -p {Path(path).parent}; cat > {path}", stdin=text)
+    machine.ssh(f"echo '{OWN_LINE}' >> /etc/fstab")
+    played = play(machine)
+    assert played.rc == 0, played.stdout
+    for path, text in FOREIGN.items():
+        assert machine.ssh(["cat", path]).stdout == text, path
+    assert OWN_LINE in machine.ssh(["cat", "/etc/fstab"]).stdout.splitlines()
+    assert "net.ipv4.tcp_keepalive_time" in played.stdout, "a setting of the operator that wins is told"
+    assert machine.ssh("grep -rl gpuready /etc/cron* /var/spool/cron 2>/dev/null", check=False).stdout == ""
+    again = play(machine)
+    assert again.recap["h100-sg-01"]["changed"] == 0
+    machines.give_back(machine)
 
 
 def test_a_server_that_serves_has_no_failed_unit(finished: Machine) -> None:
