@@ -32,13 +32,22 @@ PLACES = range(50, 200)
 IMAGES_KEPT = {"prepared": 2, "finished": 4}
 PREPARED_PARTS = ("src/gpuready/catalog/stacks.yaml", "src/gpuready/catalog/locks")
 PREPARED_BY = "playbooks/cuda.yml playbooks/engines.yml"
+# What a finished server depends on; what only the controller shows or measures is left out.
 SITE_PARTS = (
     "site.yml",
     "ansible.cfg",
     "roles",
     "playbooks",
-    "plugins",
-    "src",
+    "plugins/action",
+    "src/gpuready/catalog",
+    "src/gpuready/cli",
+    "src/gpuready/hardware",
+    "src/gpuready/operations",
+    "src/gpuready/outcome.py",
+    "src/gpuready/planning",
+    "src/gpuready/rendering/templates.py",
+    "src/gpuready/serving",
+    "src/gpuready/spec",
     "templates",
     "inventories/sim",
     "sim/machine/identity.py",
@@ -271,7 +280,7 @@ def play(sim: Sim) -> Play:
 
 def finished_key(suite: str = "trixie") -> str:
     """Return the name of the image of a finished server: a hash over all that site.yml depends on."""
-    parts = [CHECKOUT / part for part in SITE_PARTS if (CHECKOUT / part).exists()]
+    parts = [CHECKOUT / part for part in SITE_PARTS]
     if suite == "bookworm":
         parts.append(Path(standin_cuda_repository.__file__))
     return f"finished-{suite}-{tree_hash(parts, image.key(servers.kind_of_suite(suite)))}"
