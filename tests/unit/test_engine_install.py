@@ -195,6 +195,18 @@ def test_the_cuda_libraries_stay_away_when_the_cpu_wheel_was_sent(
     assert installed == [f"engine===1.0 \\\n    --hash=sha256:{'a' * 64}\n"]
 
 
+def test_what_an_interrupted_installation_has_brought_is_counted_once(wanted: engines.Wanted) -> None:
+    engines.install(wanted, check=False)
+    assert engines.begun(wanted.root, wanted.python) == 0
+    cached = wanted.root / "cache/uv/wheel"
+    cached.parent.mkdir(parents=True)
+    cached.write_bytes(b"x" * 1_000_000)
+    half = wanted.root / "engines/vllm-2.0-aaaaaaaaaaaa"
+    half.mkdir()
+    (half / "wheel").hardlink_to(cached)
+    assert 1_000_000 <= engines.begun(wanted.root, wanted.python) < 1_100_000
+
+
 def test_what_an_interrupted_installation_left_goes_when_no_engine_is_missing(wanted: engines.Wanted) -> None:
     engines.install(wanted, check=False)
     assert engines.tidy(wanted.root, check=False) == []

@@ -146,6 +146,15 @@ def test_a_lock_that_is_taken_meanwhile_is_waited_for_too(tmp_path: Path, said: 
         packages._locked_run(machine, packages.Wanted([]), ["apt-get", "update"])
 
 
+def test_what_an_interrupted_installation_has_written_is_counted(tmp_path: Path) -> None:
+    shown = "installed\t900\nunpacked\t100\nhalf-installed\t20\nnot-installed\t\n"
+    machine = Machine(tmp_path, lambda _: Done(0, shown, ""))
+    machine.write("/var/cache/apt/archives/a.deb", "12345")
+    machine.write("/var/cache/apt/archives/partial/b.deb", "123")
+    machine.write("/var/cache/apt/archives/lock", "1")
+    assert packages.begun(machine) == {"/usr": 120 * 1024, "/var/cache": 8}
+
+
 def test_a_spoiled_download_is_fetched_again(tmp_path: Path) -> None:
     archive = "/var/cache/apt/archives/b_1.0_amd64.deb"
     said = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import pytest
@@ -85,6 +86,7 @@ def good_facts() -> dict[str, Any]:
         "models": {"/data/llama": dict(MODEL)},
         "engines": [],
         "packages": {"cuda-toolkit-12-8": None},
+        "begun": {},
         "repositories": [],
         "stored_plan": None,
         "placement": {},
@@ -275,6 +277,21 @@ def test_a_finished_server_needs_little_room() -> None:
         filesystems=dict.fromkeys(good_facts()["filesystems"], {"mount": "/", "free_bytes": 3 * GIB}),
     )
     assert sentences(good_spec(), facts) == []
+
+
+def test_what_an_interrupted_installation_has_written_is_not_asked_for_again() -> None:
+    facts = good_facts()
+    needed = re.search(r"([\d.]+) GiB are needed", sentences(good_spec(), facts | small_disk(1))[0])
+    assert needed
+    free = float(needed[1]) - 6
+    assert "GiB are needed" in sentences(good_spec(), facts | small_disk(free))[0]
+    begun = {"/opt/gpuready": 4 * GIB, "/usr": 2 * GIB, "/var/cache": GIB}
+    assert sentences(good_spec(), facts | small_disk(free) | {"begun": begun}) == []
+
+
+def small_disk(free_gib: float) -> dict[str, Any]:
+    disk = {"mount": "/", "free_bytes": free_gib * GIB, "total_bytes": 900 * GIB}
+    return {"filesystems": dict.fromkeys(needs_of(None, None)["paths"], disk)}
 
 
 def test_a_small_disk_of_its_own_is_named() -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from gpuready.hardware import host, nvml, pci, surroundings
+from gpuready.operations import packages as interrupted
+from gpuready.operations.machine import Machine
 from gpuready.outcome import Failure, Refusal
 from gpuready.serving import engines, models
 from gpuready.serving.files import read_json
@@ -73,6 +75,7 @@ def show(request: Mapping[str, Any]) -> dict[str, Any]:
         "models": {path: read_model_facts(path) for path in request.get("models", [])},
         "engines": engine_folders(),
         "packages": packages,
+        "begun": begun(packages),
         "candidates": offered,
         "candidates_problem": unread,
         "repositories": repositories() if None in packages.values() and shutil.which("apt-get") else [],
@@ -119,6 +122,12 @@ def read_model_facts(path: str) -> dict[str, Any]:
 def engine_folders() -> list[str]:
     """Return the folders of all whole engine environments."""
     return [one["folder"] for one in engines.listing(Path("/opt/gpuready/engines"), PYTHON) if one["whole"]]
+
+
+def begun(packages: Mapping[str, str | None]) -> dict[str, int]:
+    """Return what interrupted installations have already written, in bytes by path: who finishes them needs less."""
+    of_packages = interrupted.begun(Machine()) if None in packages.values() else {}
+    return {**of_packages, "/opt/gpuready": engines.begun(engines.ROOT, PYTHON)}
 
 
 def installed_packages(names: list[str]) -> dict[str, str | None]:

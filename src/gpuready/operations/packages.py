@@ -5,6 +5,7 @@ Ansible's own module needs python3-apt, which a blank server does not have, and 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -93,6 +94,20 @@ def _unfinished(machine: Machine) -> list[str]:
     if not names and journal.is_dir() and any(entry.name.isdigit() for entry in journal.iterdir()):
         return ["its journal in /var/lib/dpkg/updates"]
     return names
+
+
+def begun(machine: Machine) -> dict[str, int]:
+    """Return what an interrupted installation has already written, in bytes below /usr and below /var/cache."""
+    shape = "${db:Status-Status}\t${Installed-Size}\n"
+    lines = machine.run(["dpkg-query", "--show", f"--showformat={shape}"]).out.splitlines()
+    unpacked = [fields[1] for line in lines if len(fields := line.split("\t")) == 2 and fields[0] in _UNFINISHED]
+    archives = machine.path("/var/cache/apt/archives")
+    downloaded = 0
+    for path in (*archives.glob("*.deb"), *archives.glob("partial/*.deb")):
+        # A download that ends now is moved.
+        with contextlib.suppress(FileNotFoundError):
+            downloaded += path.stat().st_size
+    return {"/usr": sum(int(kib) for kib in unpacked if kib.isdigit()) * 1024, "/var/cache": downloaded}
 
 
 def _repair(machine: Machine, wanted: Wanted) -> None:

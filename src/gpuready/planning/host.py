@@ -8,6 +8,7 @@ from typing import Any
 from gpuready import catalog
 from gpuready.outcome import Failure, Refusal
 from gpuready.planning import preflight, surroundings
+from gpuready.planning.memory import GIB
 from gpuready.planning.model import ModelFacts, UnknownModel, read_facts
 from gpuready.planning.plan import SIMULATED_MODELS, card_key, effective_stack, make_plan
 
@@ -80,7 +81,7 @@ def _disk_needs(plan: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, 
     for engine in plan["engines"]:
         if engine["folder"] not in facts["engines"]:
             needs["/opt/gpuready"] += engine["install_gib"] + engine["download_gib"]
-    return needs
+    return {path: max(0.0, gib - facts["begun"].get(path, 0) / GIB) for path, gib in needs.items()}
 
 
 def _archive_failures(host: str, name: str, stack: Mapping[str, Any], facts: Mapping[str, Any]) -> list[Failure]:

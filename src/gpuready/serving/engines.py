@@ -161,9 +161,22 @@ def _demand_disk(wanted: Wanted) -> None:
         )
 
 
-def _size_of(folder: Path) -> int:
-    """Return what a folder holds on the disk, in bytes; nothing when it is not there."""
-    return sum(os.lstat(Path(place, name)).st_blocks * 512 for place, _, names in os.walk(folder) for name in names)
+def _size_of(*folders: Path) -> int:
+    """Return what folders hold on the disk, in bytes, a file with several names once; nothing when they are absent."""
+    sizes: dict[int, int] = {}
+    for place, _, names in (found for folder in folders for found in os.walk(folder)):
+        for name in names:
+            # Somebody may be at work there.
+            with contextlib.suppress(FileNotFoundError):
+                entry = os.lstat(Path(place, name))
+                sizes[entry.st_ino] = entry.st_blocks * 512
+    return sum(sizes.values())
+
+
+def begun(root: Path, python: str) -> int:
+    """Return what an interrupted installation has already brought, in bytes: the next one uses or replaces it."""
+    half = [Path(entry["folder"]) for entry in listing(root / "engines", python) if not entry["whole"]]
+    return _size_of(root / "cache", *half)
 
 
 def _make_folders(wanted: Wanted) -> None:
