@@ -73,6 +73,7 @@ class ActionModule(ActionBase):
         declared = self._declared(host, task_vars, locate)
         spec, failures = declared.shared()
         knobs, refused = declared.all_knobs()
+        refused += declared.connection()
         failures += refused
         if spec is None or refused:
             return self._refuse(result, failures)
@@ -87,7 +88,8 @@ class ActionModule(ActionBase):
                 self._display.display(f"  {host}: note: {note}")
             generated = self._generated_models(spec)
             plan, refused = decide(host, spec, gateway, facts, generated, cuda)
-            failures += [with_place(failure, host, locate) for failure in refused]
+            names = [one["name"] for one in spec["gpuready_deployments"]]
+            failures += [with_place(failure, host, locate, names) for failure in refused]
             if failures or plan is None:
                 return self._refuse(result, failures)
             plan, note = keep_or_renew(plan, facts["stored_plan"], spec["gpuready_replan"])

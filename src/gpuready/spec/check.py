@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -76,13 +76,23 @@ def _nearly(name: str, known: set[str]) -> str:
     return folded if folded in known else nearest(folded, known, cutoff=0.92)
 
 
-def with_place(failure: Failure, host: str, locate: Locate) -> Failure:
-    """Return a failure of planner or preflight with the file and line of the variable that it names."""
-    named = re.match(rf"host {re.escape(host)}, ((?:gpuready|gateway|base)_[a-z_]+|deployment )", failure.what)
+_NAMED = re.compile(r"((?:gpuready|gateway|base)_[a-z_]+)|deployment ([a-z0-9-]+)(?:, (flags)\.(\S+)|, ([a-z_]+))?")
+
+
+def with_place(failure: Failure, host: str, locate: Locate, deployments: Sequence[str] = ()) -> Failure:
+    """Return a failure of planner or preflight with the file and line of what it names.
+
+    `deployments` are the names of the host's deployments, in their order.
+    """
+    start = len(f"host {host}, ")
+    named = _NAMED.match(failure.what, start) if failure.what.startswith(f"host {host}, ") else None
     if named is None:
         return failure
-    place = locate(("gpuready_deployments" if named[1] == "deployment " else named[1],))
-    start = len(f"host {host}, ")
+    path: Path = (named[1],)
+    if named[2]:
+        index = (deployments.index(named[2]),) if named[2] in deployments else ()
+        path = ("gpuready_deployments", *index, *(part for part in named.group(3, 4, 5) if part))
+    place = locate(path)
     return replace(failure, what=f"{failure.what[:start]}{f'{place}, ' if place else ''}{failure.what[start:]}")
 
 

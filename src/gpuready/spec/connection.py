@@ -11,7 +11,7 @@ from typing import Any
 
 from gpuready.spec.check import nearest
 from gpuready.spec.options import Problem
-from gpuready.spec.values import whole
+from gpuready.spec.values import allowed, whole
 
 HOST = re.compile(
     r"(?=.{1,253}$)([A-Za-z0-9]|\[[0-9a-z]+:[0-9a-z]+(:[0-9]+)?\])([A-Za-z0-9._-]|\[[0-9a-z]+:[0-9a-z:]+\])*"
@@ -83,6 +83,6 @@ def connection_problems(variables: Mapping[str, Any]) -> Iterator[Problem]:
             if near:
                 yield Problem((name,), value, "", unknown=[near])
         elif not (isinstance(value, str) and "{{" in value):
-            allowed, accepts = RULES[name]
+            words, accepts = RULES[name]
             if not accepts(value):
-                yield Problem((name,), value, f"allowed are {allowed}", secret=name in SECRETS)
+                yield Problem((name,), value, allowed(words), secret=name in SECRETS)

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from gpuready.outcome import Failure
-from gpuready.spec import knobs
+from gpuready.spec import connection, knobs
 from gpuready.spec.check import CORRECT, PREFIX, Locate, check_declaration, nowhere, problem_failure, where
 from gpuready.spec.inventory import role_defaults, role_options
 from gpuready.spec.model import HostSpec
 from gpuready.spec.options import problems as type_problems
 from gpuready.spec.values import shown, whole
 
+_UNSHOWN = {"gpuready_proxy", *knobs.ADDRESSES, *connection.SECRETS}
 Evaluate = Callable[[Any], Any]
 """Evaluates the templates in a value, and returns plain data; what cannot be evaluated is an exception."""
 
@@ -90,6 +91,13 @@ class Declared:
         kinds = {name: option.get("type") for name, option in self.options[role].items()}
         return {name: whole(value) if kinds[name] == "int" else value for name, value in values.items()}
 
+    def connection(self) -> list[Failure]:
+        """Return every mistake in templates of the variables that say how the host is reached; others were reviewed."""
+        names = [name for name in connection.RULES if "{{" in str(self._variables.get(name, ""))]
+        values, failures = self._read(names)
+        problems = connection.connection_problems(values)
+        return failures + [problem_failure(self._host, problem, self._locate) for problem in problems]
+
     def _contradictions(self, values: Mapping[str, Mapping[str, Any]]) -> Iterator[Failure]:
         defaults = {name: value for some in self.defaults.values() for name, value in some.items()}
         known = {name: value for name, value in defaults.items() if "{{" not in str(value)}
@@ -104,7 +112,7 @@ class Declared:
             try:
                 values[name] = self._evaluate(raw)
             except Exception as error:
-                value = "" if name in knobs.ADDRESSES or name == "gpuready_proxy" else f" = {shown(raw)}"
+                value = "" if name in _UNSHOWN else f" = {shown(raw)}"
                 what = f"{where(self._host, (name,), self._locate)}{value} cannot be evaluated"
                 failures.append(Failure("spec.template", what, _said(error), CORRECT))
         return values, failures

@@ -21,8 +21,11 @@ TAGS = {
     for name in ["str", "int", "float", "bool", "null", "seq", "map", "merge", "timestamp", "value"]
 }
 TAGS |= {"!vault", "!unsafe"}
+MOST_DIGITS = 4000
+"""Python reads numbers of 4300 digits, and writes no more."""
 DECIMAL = re.compile(r"[-+]?(0|[1-9][0-9]*)")
-_INT, _FLOAT, _MERGE = (f"tag:yaml.org,2002:{name}" for name in ("int", "float", "merge"))
+_INT, _FLOAT, _BOOL, _NULL, _MERGE = (f"tag:yaml.org,2002:{name}" for name in ("int", "float", "bool", "null", "merge"))
+_PLAIN = {_INT, _FLOAT, _BOOL, _NULL}
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -89,26 +92,30 @@ def children(node: Node) -> Iterator[Node]:
         yield from node.value
 
 
-def expanded(root: Node) -> int | None:
-    """Return to how many values a node comes once aliases are followed; None where it contains itself."""
+def expanded(root: Node) -> tuple[int | None, Node]:
+    """Return to how many values a node comes once aliases are followed, and which node is too much of that.
+
+    None says that this node contains itself.
+    """
     sizes: dict[int, int] = {}
     open_: set[int] = set()
+    worst = root
     stack: list[tuple[Node, bool]] = [(root, False)]
     while stack:
         node, done = stack.pop()
+        below = list(children(node))
         if done:
             open_.discard(id(node))
-            sizes[id(node)] = 1 + sum(sizes[id(child)] for child in children(node))
-        elif id(node) in open_:
-            return None
+            sizes[id(node)] = 1 + sum(sizes[id(child)] for child in below)
+            worst = node if worst is root and sizes[id(node)] > MOST_VALUES else worst
         elif id(node) not in sizes:
+            within = next((child for child in (node, *below) if id(child) in open_), None)
+            if within is not None or any(child is node for child in below):
+                return None, within or node
             open_.add(id(node))
             stack.append((node, True))
-            below = list(children(node))
-            if any(id(child) in open_ for child in below):
-                return None
             stack += [(child, False) for child in below if id(child) not in sizes]
-    return sizes[id(root)]
+    return sizes[id(root)], worst
 
 
 def walk(root: Node) -> Iterator[Node]:
@@ -129,15 +136,25 @@ def line_of(node: Node) -> int:
     return int(node.start_mark.line) + 1
 
 
+def plain(node: Node, depth: int = 3) -> object:
+    """Return a node's value, as far as a sentence shows it; what has a tag of its own stays a text."""
+    if isinstance(node, yaml.MappingNode):
+        return {str(plain(key, 0)): plain(one, depth - 1) for key, one in node.value[:20]} if depth else "{...}"
+    if isinstance(node, yaml.SequenceNode):
+        return [plain(one, depth - 1) for one in node.value[:20]] if depth else "[...]"
+    is_text = node.tag not in _PLAIN or len(node.value) > MOST_DIGITS
+    return str(node.value) if is_text else yaml.safe_load(node.value)
+
+
 def mistakes(root: Node, prefixes: Sequence[str]) -> Iterator[Mistake]:
     """Yield what is wrong in a file's nodes; spellings of numbers are judged below variables of ours only."""
-    size = expanded(root)
+    size, where = expanded(root)
     if size is None:
-        yield Mistake(line_of(root), "an alias (*name) stands inside of what it names", "write the value out")
+        yield Mistake(line_of(where), "an alias (*name) stands inside of what it names", "write the value out")
         return
     if size > MOST_VALUES:
-        what = f"its aliases come to more than {MOST_VALUES} values"
-        yield Mistake(line_of(root), what, "write out what is meant, without aliases of aliases")
+        what = f"aliases come to more than {MOST_VALUES} values"
+        yield Mistake(line_of(where), what, "write out what is meant, without aliases of aliases")
         return
     for node in walk(root):
         yield from _tag_mistakes(node)
@@ -151,7 +168,7 @@ def _tag_mistakes(node: Node) -> Iterator[Mistake]:
     if node.tag not in TAGS:
         tag = node.tag.replace("tag:yaml.org,2002:", "!!")
         yield Mistake(line_of(node), f"the tag {ascii(tag)[1:-1][:80]} is not known here", "remove it")
-    elif node.tag == _INT and len(node.value) > 4000:
+    elif node.tag == _INT and len(node.value) > MOST_DIGITS:
         yield Mistake(line_of(node), f"a number of {len(node.value)} digits", "write the number that is meant")
 
 
@@ -180,7 +197,7 @@ def _ours(root: Node, prefixes: tuple[str, ...]) -> Iterator[tuple[str, Node]]:
 
 def _number_mistakes(name: str, value: Node) -> Iterator[Mistake]:
     for node in walk(value):
-        if node.tag == _INT and not DECIMAL.fullmatch(node.value):
+        if node.tag == _INT and len(node.value) <= MOST_DIGITS and not DECIMAL.fullmatch(node.value):
             number = yaml.safe_load(node.value)
             fix = f"write {number} if that is meant, or quote it" if len(node.value) < 30 else "write decimal digits"
             what = f"{name}: YAML reads {ascii(node.value)[1:-1][:80]} as another spelling of a number"
@@ -213,7 +230,7 @@ def line_in(path: Path, keys: Sequence[object], host: str, value_line: int | Non
     the host's name, is meant.
     """
     root = root_of(path)
-    if root is None or expanded(root) is None:
+    if root is None or expanded(root)[0] is None:
         return None
     found = list(_settings(root, str(keys[0]), host, below=False))
     if not found:

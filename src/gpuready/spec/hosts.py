@@ -8,7 +8,7 @@ import yaml
 
 from gpuready.spec.check import nearest
 from gpuready.spec.connection import GROUP, HOST
-from gpuready.spec.files import Mistake, Node, line_of
+from gpuready.spec.files import Mistake, Node, line_of, plain
 from gpuready.spec.values import key_text, shown
 
 SECTIONS = ("hosts", "children", "vars")
@@ -34,7 +34,7 @@ def _group(name: Node, group: Node) -> Iterator[Mistake]:
     if group.tag == _NULL:
         return
     if not isinstance(group, yaml.MappingNode):
-        what = f"the group {key_text(name.value)} is {shown(group.value)}"
+        what = f"the group {key_text(name.value)} is {shown(plain(group))}"
         yield Mistake(line_of(group), what, f"allowed is a mapping with the keys {', '.join(SECTIONS)}")
         return
     for key, value in group.value:
@@ -49,7 +49,7 @@ def _section(group: str, key: Node, value: Node) -> Iterator[Mistake]:
         fix = f"did you mean {near}?" if near else f"known are {', '.join(SECTIONS)}"
         yield Mistake(line_of(key), f"the group {key_text(group)} has no key {key_text(key.value)}", fix)
     elif value.tag != _NULL and not isinstance(value, yaml.MappingNode):
-        what = f"{key.value} of the group {key_text(group)} is {shown(_plain(value))}"
+        what = f"{key.value} of the group {key_text(group)} is {shown(plain(value))}"
         yield Mistake(line_of(value), what, f"write each as a key of its own, such as {_EXAMPLES[key.value]}")
     elif key.value == "children" and isinstance(value, yaml.MappingNode):
         for name, child in value.value:
@@ -62,19 +62,13 @@ def _section(group: str, key: Node, value: Node) -> Iterator[Mistake]:
 _EXAMPLES = {"hosts": "h100-sg-01:", "children": "h100-sg:", "vars": "ansible_user: root"}
 
 
-def _plain(node: Node) -> object:
-    if isinstance(node, yaml.SequenceNode):
-        return [_plain(one) for one in node.value[:5]]
-    return node.value if isinstance(node, yaml.ScalarNode) else "{...}"
-
-
 def _host(name: Node, variables: Node) -> Iterator[Mistake]:
     if not isinstance(name, yaml.ScalarNode) or not name.tag.endswith(":str"):
         fix = "quote a name that YAML reads as something else"
-        yield Mistake(line_of(name), f"{shown(_plain(name))} is no text, and no name of a host", fix)
+        yield Mistake(line_of(name), f"{shown(plain(name))} is no text, and no name of a host", fix)
     elif not HOST.fullmatch(name.value):
         fix = "use letters, digits, dots and dashes, and ansible_host for its address"
         yield Mistake(line_of(name), f"{shown(name.value)} is no name of a host", fix)
     if variables.tag != _NULL and not isinstance(variables, yaml.MappingNode):
-        what = f"host {key_text(name.value)} is {shown(_plain(variables))}"
+        what = f"host {key_text(name.value)} is {shown(plain(variables))}"
         yield Mistake(line_of(variables), what, "allowed is a mapping of variables, such as ansible_host: 192.0.2.11")

@@ -7,10 +7,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from gpuready.planning.placement import FIRST_PORT
 from gpuready.spec.options import Path, Problem
-from gpuready.spec.values import whole
+from gpuready.spec.values import allowed, whole
 
 DAY = 86400
 
@@ -86,12 +87,20 @@ def _is_parameter(value: Any) -> bool:
 def _is_place_of_wheels(value: Any) -> bool:
     if not isinstance(value, str) or not value.isprintable() or not value.strip():
         return False
-    return "://" not in value or re.fullmatch(_URL, value) is not None
+    return "://" not in value or _is_url(value)
+
+
+def _is_url(value: Any) -> bool:
+    if not isinstance(value, str) or not re.fullmatch(r"https?://[!-~]+", value):
+        return False
+    try:
+        return bool(urlsplit(value).hostname)
+    except ValueError:
+        return False
 
 
 _PACKAGE = _matching(r"[a-z0-9][a-z0-9.+-]+(:[a-z0-9-]+)?", "names of Debian packages")
 _NETWORKS = "addresses or networks such as 10.0.0.0/8 or 2001:db8::/32"
-_URL = r"https?://[!-~]+"
 _ITEMS = [
     "as",
     "core",
@@ -131,8 +140,10 @@ RULES: dict[str, Rule] = {
     "cuda_version": _matching(r"[0-9]{1,2}\.[0-9]{1,2}", "major and minor, such as '12.8'"),
     "cuda_sm": _matching(r"sm_[0-9]{2,3}[a-z]?", "an architecture such as sm_90"),
     "cuda_lock_seconds": _between(1, DAY),
-    "engines_index_url": _matching(rf"|{_URL}", "an address with http:// or https://, or an empty text"),
-    "engines_extra_index_urls.*": _matching(_URL, "addresses with http:// or https://"),
+    "engines_index_url": Rule(
+        "an address with http:// or https://, or an empty text", lambda value: value == "" or _is_url(value)
+    ),
+    "engines_extra_index_urls.*": Rule("addresses with http:// or https://", _is_url),
     "engines_find_links.*": Rule(
         "folders of the controller, or addresses with http:// or https://", _is_place_of_wheels
     ),
@@ -156,7 +167,7 @@ def problems(variable: str, value: Any) -> Iterator[Problem]:
         if name.split(".")[0] == variable:
             for path, one in _reach((variable,), name.split(".")[1:], value):
                 if not rule.accepts(one) and not (rule.null and one is None):
-                    yield Problem(path, one, f"allowed are {rule.allowed}", secret=variable in ADDRESSES)
+                    yield Problem(path, one, allowed(rule.allowed), secret=variable in ADDRESSES)
     if variable == "base_sysctl":
         for key in value:
             if not isinstance(key, str) or not _PARAMETER_NAME.fullmatch(key):

@@ -64,7 +64,7 @@ class Form:
 
 
 def _gpus_kind(value: object) -> str | None:
-    if isinstance(value, dict):
+    if isinstance(value, (dict, MigClaim)):
         return "mig"
     return "list" if isinstance(value, list) else "count" if whole(value) is not None else None
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import yaml
 
 from gpuready.outcome import Failure
 from gpuready.spec.check import CORRECT, meant
 from gpuready.spec.connection import connection_problems
-from gpuready.spec.files import Mistake, Node, Unreadable, compose, line_of, mistakes, walk
+from gpuready.spec.files import Mistake, Node, Unreadable, compose, line_of, mistakes, plain, walk
 from gpuready.spec.hosts import structure_mistakes
 from gpuready.spec.values import key_text, path_text, shown
 
@@ -91,8 +90,8 @@ def _connection_failures(place: str, root: Node, *, of_hosts: bool) -> Iterator[
         if not isinstance(variables, yaml.MappingNode):
             continue
         nodes = {key.value: (key, value) for key, value in variables.value if key.value != "<<"}
-        values = {key: _value(value) for key, (_, value) in nodes.items()}
-        for problem in connection_problems({key: value for key, value in values.items() if value is not ...}):
+        values = {key: plain(value) for key, (_, value) in nodes.items() if value.tag != "!vault"}
+        for problem in connection_problems(values):
             start = f"{owner}{place}:{line_of(nodes[problem.path[0]][0])}, {path_text(problem.path)}"
             if problem.unknown is not None:
                 fix = meant(problem.path[0], problem.unknown)
@@ -100,15 +99,6 @@ def _connection_failures(place: str, root: Node, *, of_hosts: bool) -> Iterator[
             else:
                 what = f"{start}{'' if problem.secret else f' = {shown(problem.value)}'} is refused"
                 yield Failure("spec.connection", what, problem.allowed, CORRECT)
-
-
-def _value(node: Node) -> Any:
-    """Return a node's value where it is plain; an ellipsis where it comes from a vault."""
-    if node.tag == "!vault":
-        return ...
-    if isinstance(node, yaml.ScalarNode) and node.tag.startswith("tag:yaml.org,2002:"):
-        return yaml.safe_load(node.value) if not node.tag.endswith(":str") else node.value
-    return node.value if isinstance(node, yaml.ScalarNode) else ["..."]
 
 
 def _variables(node: Node) -> Iterator[tuple[str, Node]]:

@@ -72,6 +72,11 @@ def whole(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
+def allowed(words: str) -> str:
+    """Return what is allowed, as the part of a sentence that says why a value is refused."""
+    return f"allowed {'is' if words.startswith(('a ', 'an ', 'one ', 'at ', '* ')) else 'are'} {words}"
+
+
 def key_text(part: object) -> str:
     """Return a key as a sentence shows it; one that is no plain name is escaped."""
     return part if isinstance(part, str) and re.fullmatch(r"[A-Za-z0-9_-]{1,64}", part) else f"[{shown(part)}]"

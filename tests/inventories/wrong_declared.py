@@ -1,0 +1,393 @@
+"""Wrong shared variables: types, ranges, unknown and missing keys, contradictions, hostile texts, templates."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from tests.inventories.case import (
+    DECLARED,
+    DEPLOYMENT,
+    GIB,
+    SECOND,
+    Case,
+    Path_,
+    as_yaml,
+    changed,
+    recorded_facts,
+    spelled,
+    with_text,
+)
+
+ONE: Path_ = ("gpuready_deployments", 0)
+LOAD: Path_ = (*ONE, "workload")
+NUMBERS: dict[Path_, tuple[int, int]] = {
+    ("gpuready_gpu_count",): (1, 16),
+    (*ONE, "gpus"): (1, 16),
+    (*LOAD, "prompt_tokens", "p50"): (1, 100_000_000),
+    (*LOAD, "output_tokens", "p99"): (1, 100_000_000),
+    (*LOAD, "concurrency"): (1, 100_000),
+    ("gpuready_expect", "cpu_cores"): (1, 1_000_000),
+    ("gpuready_expect", "nvswitch_count"): (1, 1_000_000),
+}
+TEXTS: tuple[Path_, ...] = (
+    ("gpuready_gpu_model",),
+    ("gpuready_stack",),
+    (*ONE, "name"),
+    (*ONE, "model"),
+    (*ONE, "model_path"),
+)
+MAPPINGS: tuple[Path_, ...] = (LOAD, (*LOAD, "prompt_tokens"), ("gpuready_expect",), (*ONE, "flags"))
+
+
+def wrong(kind: str, path: Path_, value: Any, *says: str, **more: Any) -> Case:
+    """Return a case in which one place has a wrong value, and the refusal names that place."""
+    return Case(kind, spelled(path), says, as_yaml(changed(path, value)), **more)
+
+
+def spelled_wrong(kind: str, path: Path_, text: str, *says: str, **more: Any) -> Case:
+    """Return a case in which one place has a value with a spelling of its own."""
+    return Case(kind, spelled(path), says, with_text(path, text), **more)
+
+
+def types(dice: random.Random) -> Iterator[Case]:
+    """Yield values of a wrong type."""
+    words = "allowed is a whole number in decimal digits"
+    for path in NUMBERS:
+        wanted = "allowed are a number of GPUs" if path[-1] == "gpus" else words
+        yield wrong("a word for a number", path, dice.choice(["eight", "many", "8 GPUs", ""]), wanted)
+        yield wrong("a fraction for a number", path, dice.choice([1.5, 8.0, 0.1]), wanted)
+        yield wrong("a boolean for a number", path, True, "= true is refused", wanted)
+        yield (
+            wrong("null for a number", path, None, "= null is refused", wanted)
+            if "expect" not in str(path)
+            else wrong("a list for a number", path, [1, 2], "= [1, 2] is refused", wanted)
+        )
+    for path in list(NUMBERS)[:5]:
+        wanted = "allowed are a number of GPUs" if path[-1] == "gpus" else words
+        yield wrong("digits that are not ASCII", path, "\uff18", r"'\uff18'", wanted)
+        yield wrong(
+            "digits with something around them", path, dice.choice(["8 ", " 8", "+8", "8.", "8e0", "1_0"]), wanted
+        )
+    for path in TEXTS:
+        yield wrong("a number for a text", path, dice.choice([7, 12.8]), "is refused", "YAML reads it as a number")
+        yield spelled_wrong(
+            "a word that YAML reads as a boolean", path, dice.choice(["on", "no", "yes", "off"]), "booleans"
+        )
+        yield spelled_wrong("a date for a text", path, "2026-11-30", "2026-11-30", "allowed is a text")
+        yield wrong("a list for a text", path, ["a"], "= ['a'] is refused", "allowed is a text")
+    for path in MAPPINGS:
+        yield wrong("a text for a mapping", path, "large", "'large'", "allowed is a mapping")
+        yield wrong("a list for a mapping", path, [1], "= [1] is refused", "allowed is a mapping")
+    for value in ({"a": 1}, "chat", 3, None):
+        yield wrong("no list of deployments", ("gpuready_deployments",), value, "is refused", "allowed is a list")
+    yield wrong(
+        "a deployment that is no mapping", ONE, "chat", "'chat'", "allowed is a mapping with the keys name, model"
+    )
+    yield wrong("a deployment that is no mapping", ONE, None, "= null is refused", "allowed is a mapping")
+    for answer in ("maybe", "1", 1, 0, "tru\u0435", [True]):
+        path = (dice.choice(["gpuready_simulated", "gpuready_replan"]),)
+        yield wrong("no answer to a question of yes or no", path, answer, "is refused", "allowed are true and false")
+
+
+def ranges(dice: random.Random) -> Iterator[Case]:
+    """Yield numbers beyond their range, and numbers that are none."""
+    for path, (low, high) in NUMBERS.items():
+        yield wrong(
+            "below the range", path, value := dice.choice([low - 1, -1, -(10**6)]), f"= {value} is refused", str(low)
+        )
+        yield wrong(
+            "above the range", path, value := high + dice.choice([1, 10**7]), f"= {value} is refused", str(high)
+        )
+        yield wrong("a huge number", path, 10**30, "= 1000000000000000000000000000000 is refused", f"up to {high}")
+    for path in list(NUMBERS)[2:5]:
+        for text, shown in (
+            (".inf", "inf"),
+            ("-.inf", "-inf"),
+            (".nan", "nan"),
+            ("1.0e+400", "inf"),
+            ("1e400", "'1e400'"),
+        ):
+            yield spelled_wrong("infinite, or not a number", path, text, f"= {shown} is refused", "whole number")
+    for gpus in ([16], [-1], [0, 99]):
+        key = f"{spelled((*ONE, 'gpus'))}[{len(gpus) - 1}]"
+        yield Case("an index beyond the range", key, ("is refused",), as_yaml(changed((*ONE, "gpus"), gpus)))
+    yield wrong("too few or too many entries", (*ONE, "gpus"), [], "= [] is refused", "1 to 16 entries")
+    yield wrong("too few or too many entries", (*ONE, "gpus"), [*range(16), 0], "is refused", "1 to 16 entries")
+
+
+def keys(dice: random.Random) -> Iterator[Case]:
+    """Yield unknown and missing keys at each level."""
+    near = {
+        ("gpuready_deployment",): "gpuready_deployments",
+        ("gpuready_gpu_modle",): "gpuready_gpu_model",
+        (*ONE, "wrokload"): "workload",
+        (*ONE, "modle_path"): "model_path",
+        (*LOAD, "concurency"): "concurrency",
+        (*LOAD, "prompt_tokens", "p95"): "p99",
+        ("gpuready_expect", "nvme_cnt"): "nvme_count",
+    }
+    for path, meant in near.items():
+        yield wrong("a misspelled key", path, 5, "no such", f"did you mean {meant}?")
+    for path in (
+        ("gpuready_xyzzy",),
+        (*ONE, "xyzzy"),
+        (*LOAD, "xyzzy"),
+        (*LOAD, "prompt_tokens", "qqq"),
+        ("gpuready_expect", "zz"),
+    ):
+        yield wrong("an unknown key", path, dice.choice([None, 1, "x"]), "no such", "known are ")
+    for name, meant in (
+        ("gpu_ready_stack", "gpuready_stack"),
+        ("GPUREADY_REPLAN", "gpuready_replan"),
+        ("gatway_port", "gateway_port"),
+        ("base_package", "base_packages"),
+    ):
+        yield wrong("a misspelled prefix", (name,), 1, "no such variable", f"did you mean {meant}?")
+    for key in (1, True, None, 2.5):
+        path = (*ONE, "flags")
+        yield Case(
+            "a key that is no text",
+            spelled(path),
+            ("a key has to be a text", "quote it"),
+            as_yaml(changed(path, {key: 1})),
+        )
+    for name in ("gpuready_gpu_model", "gpuready_gpu_count", "gpuready_stack"):
+        yield Case("a variable that is missing", name, ("is not set",), as_yaml(changed((name,), ...)))
+    for path in (
+        *((*ONE, key) for key in DEPLOYMENT if key != "model_path"),
+        (*LOAD, "output_tokens", "p50"),
+        (*LOAD, "concurrency"),
+    ):
+        yield Case("a key that is missing", spelled(path), ("is not set",), as_yaml(changed(path, ...)))
+    yield Case(
+        "a key that is missing",
+        spelled((*ONE, "gpus", "mig")),
+        ("is not set",),
+        as_yaml(changed((*ONE, "gpus"), {"count": 1})),
+    )
+    yield wrong("an unknown key", (*ONE, "gpus", "cuont"), 1, "did you mean count?") if False else Case(
+        "a misspelled key", spelled((*ONE, "gpus", "cuont")), ("did you mean count?",),
+        as_yaml(changed((*ONE, "gpus"), {"mig": "3g.40gb", "cuont": 1})),
+    )  # fmt: skip
+
+
+def two(**change: Any) -> str:
+    """Return the file of two deployments of which the second differs."""
+    return as_yaml({**DECLARED, "gpuready_deployments": [DEPLOYMENT, {**SECOND, **change}]})
+
+
+def contradictions(dice: random.Random) -> Iterator[Case]:
+    """Yield values that are good alone and cannot be together."""
+    for path in ((*LOAD, "prompt_tokens"), (*LOAD, "output_tokens")):
+        low = dice.randrange(1, 100)
+        yield wrong("p99 below p50", path, {"p50": 100, "p99": low}, f"p99 ({low}) is below p50 (100)")
+    yield Case("one name twice", "gpuready_deployments[1].name", ("'chat'", "has the same name"), two(name="chat"))
+    yield Case("one model twice", "gpuready_deployments[1].model", ("has the same model",), two(model="org/llama"))
+    chat = "deployment chat, gpus"
+    yield Case(
+        "a GPU named twice", f"{chat} = [3, 3]", ("a GPU is named twice",), as_yaml(changed((*ONE, "gpus"), [3, 3]))
+    )
+    yield Case(
+        "a GPU that is not there",
+        "gpus = [0, 9]",
+        ("there is no GPU 9", "0 to 7"),
+        as_yaml(changed((*ONE, "gpus"), [0, 9])),
+    )
+    yield Case(
+        "more GPUs than there are",
+        "deployments ask for 9 GPUs",
+        ("chat 9", "gpuready_gpu_count is 8"),
+        as_yaml(changed((*ONE, "gpus"), 9)),
+    )
+    yield Case("more GPUs than there are", "deployments ask for 11 GPUs", ("chat 1, code 10",), two(gpus=10))
+    both = as_yaml({**DECLARED, "gpuready_deployments": [{**DEPLOYMENT, "gpus": [0, 1]}, {**SECOND, "gpus": [1, 2]}]})
+    yield Case("one GPU for two deployments", "deployment code, gpus = [1, 2]", ("GPU 1 is taken by another",), both)
+    for mig in ("3g.40gb", "1g.10gb+me"):
+        yield Case(
+            "MIG where none is served",
+            "gpus = ",
+            (mig, "MIG slices are not served yet"),
+            as_yaml(changed((*ONE, "gpus"), {"mig": mig, "count": 2})),
+        )
+    for mig in ("big", "9g", "3g.40gb; rm", ""):
+        path = (*ONE, "gpus", "mig")
+        yield Case(
+            "no MIG profile",
+            spelled(path),
+            ("is refused", "profiles such as 3g.40gb"),
+            as_yaml(changed((*ONE, "gpus"), {"mig": mig})),
+        )
+    for engine in ("sglang", "tensorrt_llm"):
+        text = as_yaml(changed((*ONE, "engine"), engine))
+        yield Case(
+            "an engine that the stack lacks", f"deployment chat, engine = '{engine}'", ("is not in stack cu128",), text
+        )
+    yield wrong("an unknown engine", (*ONE, "engine"), "vlm", "'vlm'", "'vllm', 'sglang' or 'tensorrt_llm'")
+    yield wrong("an unknown engine", (*ONE, "engine"), "VLLM", "'VLLM'", "'vllm', 'sglang' or 'tensorrt_llm'")
+    yield wrong("an unknown stack", ("gpuready_stack",), "cu182", "no such stack", "did you mean cu128?")
+    yield wrong(
+        "an unknown card", ("gpuready_gpu_model",), "h100-80gb-smx", "no such GPU", "did you mean h100-80gb-sxm?"
+    )
+    text = as_yaml(changed((*ONE, "gpus"), 3))
+    yield Case("three GPUs for 32 heads", f"{chat} = 3", ("attention heads cannot be split over 3 GPUs",), text)
+    text = as_yaml(changed((*LOAD, "prompt_tokens"), {"p50": 10, "p99": 200_000}))
+    yield Case("requests beyond the model's context", "deployment chat", ("201500 tokens together", "131072"), text)
+    yield Case(
+        "no folder of the model",
+        "deployment chat: model_path is not set",
+        ("name the folder",),
+        as_yaml(changed((*ONE, "model_path"), ...)),
+    )
+    sim = as_yaml(changed((*ONE, "model_path"), ..., changed((*ONE, "model"), "gpuready-sim/tiny-qwen2")))
+    yield Case("a simulated model on a real server", "'gpuready-sim/tiny-qwen2'", ("simulated servers only",), sim)
+    none = as_yaml(changed((*ONE, "model_path"), ..., changed((*ONE, "model"), "gpuready-sim/none")))
+    yield Case("a simulated model that there is not", "'gpuready-sim/none'", ("no such simulated model",), none)
+    nvml = recorded_facts()["nvml"]
+    named = [{**one, "name": "Tesla V100S-PCIE-32GB"} for one in nvml["gpus"]]
+    card = {"gpus": [{"address": "0", "device_id": "1df6"}] * 8, "nvml": {**nvml, "gpus": named}}
+    volta = as_yaml(changed(("gpuready_gpu_model",), "v100s-32gb"))
+    yield Case(
+        "a card that the engine does not run on",
+        "engine = 'vllm'",
+        ("does not run on v100s-32gb", "7.5"),
+        volta,
+        facts=card,
+    )
+    plain = as_yaml(DECLARED)
+    other = {"gpus": [{"address": "0", "device_id": "20b2"}] * 8}
+    yield Case(
+        "another card than declared",
+        "gpuready_gpu_model = h100-80gb-sxm",
+        ("contradicted by the hardware", "a100-80gb-sxm"),
+        plain,
+        facts=other,
+    )
+    yield wrong("another number than there are", ("gpuready_gpu_count",), 4, "but the PCI bus shows 8 NVIDIA GPUs")
+    yield wrong(
+        "what is paid for and not there",
+        ("gpuready_expect",),
+        {"nvme_count": 9},
+        ".nvme_count = 9, but the server has 8",
+    )
+    yield wrong(
+        "what is paid for and not there", ("gpuready_expect",), {"ram_gib": 9000}, ".ram_gib = 9000, but the server has"
+    )
+    yield wrong(
+        "simulated where it is not", ("gpuready_simulated",), True, "not made by this checkout's machine builder"
+    )
+    small = {"models": {"/data/llama": {**recorded_facts()["models"]["/data/llama"], "weight_bytes": 200 * GIB}}}
+    yield Case(
+        "a model that does not fit",
+        "deployment chat does not fit",
+        ("weights 200.0", "smaller or quantized model"),
+        plain,
+        facts=small,
+    )
+
+
+def flags(dice: random.Random) -> Iterator[Case]:
+    """Yield engine flags that are not to be set, contradict the plan, or are no flags."""
+    where = "deployment chat, flags."
+    for name in ("port", "host", "model", "tensor-parallel-size", "tensor_parallel_size", "--served-model-name"):
+        yield Case(
+            "a flag that gpuready owns",
+            where + name,
+            ("is set by gpuready itself",),
+            as_yaml(changed((*ONE, "flags"), {name: 1})),
+        )
+    yield Case(
+        "a flag that is a secret",
+        f"{where}api-key",
+        ("is a secret",),
+        as_yaml(changed((*ONE, "flags"), {"api-key": "hunter2"})),
+    )
+    twice = {"max-num-seqs": 8, "max_num_seqs": 9}
+    yield Case(
+        "one flag twice", f"{where}max_num_seqs", ("are the same flag",), as_yaml(changed((*ONE, "flags"), twice))
+    )
+    opposite = {"enable-prefix-caching": True, "no-enable-prefix-caching": True}
+    yield Case(
+        "one flag twice",
+        f"{where}no-enable-prefix-caching",
+        ("are the same flag",),
+        as_yaml(changed((*ONE, "flags"), opposite)),
+    )
+    for value in (True, "many", 0, -1, 1.5, 10**30, None):
+        text = as_yaml(changed((*ONE, "flags"), {"max-num-seqs": value}))
+        yield Case(
+            "a number of a flag beyond its range",
+            f"{where}max-num-seqs",
+            ("is refused", "a whole number above 0"),
+            text,
+        )
+    for spelling in (".nan", ".inf", "1.01", "0"):
+        text = with_text((*ONE, "flags"), f"{{gpu-memory-utilization: {spelling}}}")
+        yield Case(
+            "a number of a flag beyond its range", f"{where}gpu-memory-utilization", ("is refused", "at most 1"), text
+        )
+    text = as_yaml(changed((*ONE, "flags"), {"max-model-len": 9_000_000}))
+    yield Case("a context that the memory cannot hold", f"{where}max-model-len", ("= 9000000 does not fit",), text)
+    for name in ("a: b", "max num seqs", "x\ny: 1", "", "é", "a" * 200):
+        text = as_yaml(changed((*ONE, "flags"), {name: 1}))
+        yield Case("no name of a flag", spelled((*ONE, "flags")), ("no such key", "as the engine spells it"), text)
+
+
+HOSTILE = {
+    "a path that climbs": "../../etc/passwd",
+    "shell characters": "x; rm -rf / #",
+    "shell substitution": "$(reboot)",
+    "a line break": "chat\nname: other",
+    "a terminal's escape sequence": "\x1b[2J\x1b[31mall is well",
+    "another direction of writing": "chat\u202etahc",
+    "characters of no width": "ch\u200bat",
+    "look-alike letters": "ch\u0430t",
+    "a systemd specifier": "%h/%i",
+    "a very long text": "x" * 100_000,
+    "non-ASCII letters": "模型",
+    "quotes": "a'b\"c",
+}
+
+
+def hostile(_: random.Random) -> Iterator[Case]:
+    """Yield texts that a shell, a terminal, a file or a reader could be fooled by."""
+    for kind, text in HOSTILE.items():
+        for path in (*TEXTS, (*ONE, "engine")):
+            shown = ascii(text)[1:30] if len(text) > 80 else ascii(text)[1:-1]
+            yield wrong(kind, path, text, shown, "")
+    for path in TEXTS:
+        yield spelled_wrong("a NUL character", path, '"a\\0b"', r"'a\x00b'")
+        yield spelled_wrong("braces that are no template", path, '!unsafe "{{ 1 }}"', "'{{ 1 }}'", evaluated=True)
+    for value in ("/", "data/x", "/data/../etc", "/data/./x", "/data/a b", "/data/$x", "/data/x\n", "~/x"):
+        yield wrong("no absolute path", (*ONE, "model_path"), value, ascii(value)[1:-1], "an absolute path")
+    for value in ("/etc/passwd", "a/../b", "a//b", "-x", "x" * 129, "a b"):
+        yield wrong("no id of a model", (*ONE, "model"), value, "is refused", "without .. and //")
+
+
+def templates(_: random.Random) -> Iterator[Case]:
+    """Yield templates that cannot be evaluated, or come to something wrong. Only Ansible can judge them."""
+    cannot = {
+        "an undefined variable": ("{{ nobody_set_this }}", "'nobody_set_this' is undefined"),
+        "a template with a mistake": ("{{ a( }}", "syntax error in template"),
+        "an unknown filter": ("{{ 1 | no_such_filter }}", "no_such_filter"),
+        "a lookup that fails": ("{{ lookup('pipe', 'exit 3') }}", "'pipe' failed"),
+        "a division by zero": ("{{ 1 // 0 }}", "cannot be evaluated"),
+    }
+    for kind, (text, words) in cannot.items():
+        for path in (("gpuready_gpu_count",), ("gpuready_gpu_model",), (*ONE, "name")):
+            yield Case(kind, str(path[0]), ("cannot be evaluated", words), as_yaml(changed(path, text)), evaluated=True)
+    for name in ("gpuready_stack", "gpuready_gpu_count"):
+        text = as_yaml(changed((name,), f"{{{{ {name} }}}}"))
+        yield Case("a variable that refers to itself", name, ("it refers to itself",), text, evaluated=True)
+    comes_to: list[tuple[Path_, str, str]] = [
+        (("gpuready_gpu_count",), "{{ 'e' + 'ight' }}", "'eight'"),
+        (("gpuready_gpu_model",), "{{ 3 + 4 }}", "= 7"),
+        (("gpuready_deployments",), "{{ {'a': 1} }}", "{'a': 1}"),
+        ((*ONE, "name"), "{{ lookup('pipe', 'printf \"a b\"') }}", "'a b'"),
+        ((*ONE, "name"), "{{ '%c' | format(27) }}[2J", r"'\x1b[2J'"),
+        ((*LOAD, "concurrency"), "{{ none }}", "null"),
+        ((*ONE, "gpus"), "{{ 10 ** 5000 }}", "(cannot be shown)"),
+    ]
+    for path, text, shown in comes_to:
+        yield wrong("a template that comes to something wrong", path, text, shown, "is refused", evaluated=True)
