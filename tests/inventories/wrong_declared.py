@@ -314,6 +314,9 @@ def flags(dice: random.Random) -> Iterator[Case]:
         ("are the same flag",),
         as_yaml(changed((*ONE, "flags"), opposite)),
     )
+    for name, meant in (("max-num-seq", "max-num-seqs"), ("gpu_memory_utilisation", "gpu-memory-utilization")):
+        text = as_yaml(changed((*ONE, "flags"), {name: 8}))
+        yield Case("a misspelled flag", f"{where}{name}", ("no such flag", f"did you mean {meant}?"), text)
     for value in (True, "many", 0, -1, 1.5, 10**30, None):
         text = as_yaml(changed((*ONE, "flags"), {"max-num-seqs": value}))
         yield Case(
@@ -380,6 +383,9 @@ def templates(_: random.Random) -> Iterator[Case]:
     for name in ("gpuready_stack", "gpuready_gpu_count"):
         text = as_yaml(changed((name,), f"{{{{ {name} }}}}"))
         yield Case("a variable that refers to itself", name, ("it refers to itself",), text, evaluated=True)
+    text = as_yaml({**DECLARED, "ansible_python_interpreter": "{{ nobody_set_this }}"})
+    key, words = "ansible_python_interpreter", "cannot be evaluated: 'nobody_set_this' is undefined"
+    yield Case("an undefined variable of the connection", key, (words,), text, evaluated=True)
     comes_to: list[tuple[Path_, str, str]] = [
         (("gpuready_gpu_count",), "{{ 'e' + 'ight' }}", "'eight'"),
         (("gpuready_gpu_model",), "{{ 3 + 4 }}", "= 7"),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.inventories import generate
-from tests.inventories.case import Case, faults_of, recorded_facts, write_inventory
+from tests.inventories.case import DECLARED, Case, as_yaml, faults_of, recorded_facts, write_inventory
 from tests.inventories.right import generate as generate_right
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +38,7 @@ class Run:
     def sentences(self) -> dict[str, list[str]]:
         """Return the refusals by host, each once."""
         found: dict[str, dict[str, None]] = defaultdict(dict)
-        for line in self.output.split("\n PLAY RECAP")[0].splitlines():
+        for line in self.output.split("\nPLAY RECAP")[0].splitlines():
             if match := re.search(r"host (h\d+)\b.*[.?]$", line):
                 found[match[1]][match[0]] = None
         return {host: list(lines) for host, lines in found.items()}
@@ -52,8 +52,10 @@ class Run:
         }
 
 
-def preflight(inventory: Path, recorded: Path, *words: str) -> Run:
-    """Run preflight on an inventory, with the stand-in for SSH."""
+def preflight(
+    inventory: Path, recorded: Path, *words: str, playbook: Path = ROOT / "playbooks" / "preflight.yml"
+) -> Run:
+    """Run preflight, or another playbook, on an inventory, with the stand-in for SSH."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
     environment |= {
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
@@ -65,7 +67,7 @@ def preflight(inventory: Path, recorded: Path, *words: str) -> Run:
     (recorded / "asked.log").write_text("")
     start = time.monotonic()
     done = subprocess.run(
-        [str(BIN / "ansible-playbook"), "-i", str(inventory), "playbooks/preflight.yml", *words],
+        [str(BIN / "ansible-playbook"), "-i", str(inventory), str(playbook), *words],
         cwd=ROOT,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -169,3 +171,111 @@ def test_a_wrong_file_ends_the_run_before_it_begins(number: int, tmp_path: Path,
     assert "PLAY" not in run.output
     assert_refused(case, [line.removeprefix("[ERROR]: ") for line in run.output.splitlines()])
     assert run.asked == []
+
+
+VALIDATE = """\
+- hosts: all
+  gather_facts: false
+  tasks:
+    - ansible.builtin.include_role: {name: "{{ role }}", tasks_from: validate}
+"""
+WRONG_OF_A_ROLE: dict[str, dict[str, object]] = {
+    "preflight": {"gpuready_gpu_count": "x"},
+    "agent": {},
+    "base": {"base_shm_percent": 200},
+    "cuda": {"cuda_version": "12"},
+    "engines": {"engines_find_links": ["ftp://x"]},
+    "models": {},
+    "serving": {},
+    "gateway": {"gateway_port": 22},
+}
+
+
+@pytest.fixture
+def declared(tmp_path: Path) -> Path:
+    """An inventory of one right host."""
+    write_inventory(tmp_path / "inventory", {"h1.yml": as_yaml(DECLARED).encode()}, STANDIN)
+    return tmp_path / "inventory"
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_the_entry_point_validate_alone_refuses_and_asks_nothing(
+    is_right: bool, tmp_path: Path, recorded: Path
+) -> None:
+    roles = sorted(path.name for path in (ROOT / "roles").iterdir())
+    wrong = {role: {} if is_right else WRONG_OF_A_ROLE[role] for role in roles}
+    declared = {role: {**DECLARED, "role": role, **wrong[role]} for role in roles}
+    files = {f"h{number}.yml": as_yaml(declared[role]).encode() for number, role in enumerate(roles)}
+    write_inventory(tmp_path / "inventory", files, STANDIN)
+    (tmp_path / "validate.yml").write_text(VALIDATE)
+    run = preflight(tmp_path / "inventory", recorded, playbook=tmp_path / "validate.yml")
+    assert run.rc == (0 if is_right else 2), run.output
+    assert run.asked == []
+    assert len(run.recap()) == len(roles)
+    for number, role in enumerate(roles):
+        sentences = run.sentences().get(f"h{number}", [])
+        assert len(sentences) == len(wrong[role]), (role, run.output)
+        for name, sentence in zip(wrong[role], sentences, strict=True):
+            assert re.match(rf"host h{number}, \S+/h{number}\.yml:\d+, {name}\S* = .* is refused", sentence) or (
+                role == "engines" and f"{name}[0] is refused" in sentence
+            ), sentence
+
+
+def test_what_the_command_line_sets_is_said_to_be_set_there(declared: Path, recorded: Path) -> None:
+    run = preflight(declared, recorded, "-e", "gateway_prot=1 gpuready_gpu_count=many")
+    assert run.rc == 2
+    unknown, refused = run.sentences()["h1"]
+    assert unknown.startswith("host h1, on the command line (-e), gateway_prot: no such variable")
+    assert refused.startswith("host h1, on the command line (-e), gpuready_gpu_count = 'many' is refused")
+
+
+def test_a_template_that_says_how_a_host_is_reached_is_named(declared: Path, recorded: Path) -> None:
+    path = declared / "host_vars" / "h1.yml"
+    path.write_text(path.read_text() + "ansible_python_interpreter: '{{ nobody_set_this }}'\n")
+    run = preflight(declared, recorded)
+    assert run.rc == 2
+    (sentence,) = run.sentences()["h1"]
+    assert ".yml:19, ansible_python_interpreter = '{{ nobody_set_this }}' cannot be evaluated: " in sentence
+    assert run.asked == []
+
+
+def test_a_value_out_of_a_vault_is_judged_and_never_shown(declared: Path, recorded: Path) -> None:
+    password = declared.parent / "password"
+    password.write_text("open sesame\n")
+    words = [
+        str(BIN / "ansible-vault"),
+        "encrypt_string",
+        "--vault-password-file",
+        str(password),
+        "--name",
+        "gateway_bind",
+    ]
+    sealed = subprocess.run([*words, "hunter2 is no address"], capture_output=True, text=True, check=True).stdout
+    path = declared / "host_vars" / "h1.yml"
+    path.write_text(path.read_text() + sealed)
+    run = preflight(declared, recorded, "--vault-password-file", str(password))
+    assert run.rc == 2
+    (sentence,) = run.sentences()["h1"]
+    assert ".yml:19, gateway_bind = (from a vault, not shown) is refused: allowed is * or an IPv4" in sentence
+    assert_clean(run.output)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("hosts.ini", "[servers]\nh1 gpuready_gpu_count=x\n", "gpuready_gpu_count = 'x' is refused"),
+        ("hosts", "[servers]\nh1 gpuready_gpu_count=8\n", "gpuready_stack is not set"),
+    ],
+)
+def test_an_inventory_in_ini_form_is_judged_too(
+    name: str, content: str, words: str, tmp_path: Path, recorded: Path
+) -> None:
+    (tmp_path / "inventory").mkdir()
+    (tmp_path / "inventory" / name).write_text(content)
+    run = preflight(tmp_path / "inventory", recorded, "-e", json.dumps(STANDIN))
+    assert run.rc == 2
+    assert any(words in one for one in run.sentences()["h1"]), run.output
+    assert_clean(run.output)
+    only = preflight(Path("h1,"), recorded, "-e", json.dumps(STANDIN))
+    assert only.rc == 2
+    assert "gpuready_gpu_model is not set" in only.output

@@ -10,7 +10,7 @@ import pytest
 from gpuready.operations import firewall
 from gpuready.outcome import Refusal
 from gpuready.spec.declared import Declared
-from gpuready.spec.inventory import role_options
+from gpuready.spec.inventory import role_defaults, role_options
 from gpuready.spec.knobs import RULES
 from gpuready.spec.values import Secret
 
@@ -83,7 +83,7 @@ def test_what_is_good_is_left_alone() -> None:
         "base_sysctl": {"net.core.somaxconn": None, "net.ipv4.tcp_rmem": "4096 1 2"},
         "base_firewall_open": [{"port": "9100-9110", "source": ["10.0.0.1/8", "::1"]}, {"port": 53, "proto": "udp"}],
         "gateway_port": "9000",
-        "cuda_packages": "{{ ansible_facts['gpuready_plan'].host.cuda.packages }}",
+        "cuda_packages": role_defaults(ROLES, "cuda")["cuda_packages"],
     }
     assert sentences(**good) == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -70,6 +71,8 @@ def split(where: str, flags: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
                 failures.append(Failure("plan.flag", what, f"allowed is {noun} above 0, at most {most}", "correct it"))
             else:
                 settings[setting] = number
+        elif near := difflib.get_close_matches(name, [*SETTINGS, *OWN], n=1, cutoff=0.92):
+            failures.append(Failure("plan.flag", f"{where}, flags.{key}: no such flag", "", f"did you mean {near[0]}?"))
         else:
             rest[name] = value
         written[positive] = key

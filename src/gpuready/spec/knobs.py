@@ -136,6 +136,8 @@ RULES: dict[str, Rule] = {
     "base_firewall_ssh_sources.*": Rule(_NETWORKS, is_network),
     "base_firewall_gateway_sources.*": Rule(_NETWORKS, is_network),
     "base_firewall_revert_seconds": _between(20, 3600),
+    # Not choices of the role: its default is the plan's, and Ansible judges it before there is one.
+    "cuda_source": Rule("debian, configured", lambda value: value in ("debian", "configured")),
     "cuda_packages.*": _PACKAGE,
     "cuda_version": _matching(r"[0-9]{1,2}\.[0-9]{1,2}", "major and minor, such as '12.8'"),
     "cuda_sm": _matching(r"sm_[0-9]{2,3}[a-z]?", "an architecture such as sm_90"),

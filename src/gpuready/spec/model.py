@@ -94,7 +94,7 @@ AbsolutePath = Annotated[
 ]
 FlagName = Annotated[
     str,
-    Form(r"-{0,2}[A-Za-z0-9][A-Za-z0-9._-]{0,99}", "are letters, digits, dots and dashes, as the engine spells it"),
+    Form(r"-{0,2}[A-Za-z][A-Za-z0-9._-]{0,99}", "are letters, digits, dots and dashes, as the engine spells it"),
 ]
 
 
