@@ -75,6 +75,15 @@ def test_a_package_that_no_source_offers_is_named_with_the_remedy(tmp_path: Path
         packages.ensure(machine, packages.Wanted(["cuda-toolkit-12-8"], remedy="add the repository"), check=False)
 
 
+def test_lists_that_apt_took_lightly_not_to_read_are_named_and_not_the_package(tmp_path: Path) -> None:
+    said = "W: Failed to fetch http://m/debian/InRelease  Connection refused\nW: Some index files failed to download."
+    apt = Apt({})
+    machine = machine_with(tmp_path, apt)
+    quiet = Machine(tmp_path, lambda argv: Done(0, "", said) if argv[-1] == "update" else machine.run(argv))
+    with pytest.raises(Failed, match=r"not read the package lists: Failed to fetch http://m/.*refused; repair the"):
+        packages.ensure(quiet, packages.Wanted(["b"], remedy="add a source"), check=False)
+
+
 @pytest.mark.parametrize("state", ["unpacked", "half-configured", "triggers-pending"])
 def test_an_interrupted_dpkg_is_repaired_first(tmp_path: Path, state: str) -> None:
     apt = Apt({"a": state}, offered=["b"])

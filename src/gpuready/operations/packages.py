@@ -20,7 +20,7 @@ from gpuready.outcome import Busy, Change, Failed, Failure, MachineCannot, Refus
 from gpuready.planning import clock
 
 _UNFINISHED = ("half-installed", "unpacked", "half-configured", "triggers-awaited", "triggers-pending")
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 3.0
 """Waited for here when another program works with packages."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9+.-]*")
 
@@ -185,7 +185,7 @@ def _locked_run(machine: Machine, wanted: Wanted, argv: Sequence[str]) -> Done:
 
 _APT = (
     "apt-get", "--yes", "--quiet", "--no-install-recommends",
-    f"--option=DPkg::Lock::Timeout={int(PATIENCE_SECONDS)}",
+    "--option=DPkg::Lock::Timeout=10",
     "--option=Dpkg::Options::=--force-confdef", "--option=Dpkg::Options::=--force-confold",
     "--option=Dpkg::Use-Pty=0",
 )  # fmt: skip
@@ -224,10 +224,11 @@ def _install(machine: Machine, wanted: Wanted, missing: Sequence[str]) -> None:
         # The lists may be fresh and still older than a source that was just published.
         said = _refresh(machine, wanted)
         unknown = _without_candidate(machine, missing)
+    if unknown and said:
+        raise _unread(said)
     if unknown:
         what = "no apt source of this server offers the package"
-        fix = clock.hint(said, time.time()) or wanted.remedy
-        raise MachineCannot([Failure("packages.unknown", f"{what} {name}", said, fix) for name in unknown])
+        raise MachineCannot([Failure("packages.unknown", f"{what} {name}", "", wanted.remedy) for name in unknown])
     done = _run_apt(machine, wanted, ["install", *missing])
     if done.code:
         what = f"apt-get could not install {', '.join(missing)}"
@@ -242,11 +243,13 @@ def _refresh(machine: Machine, wanted: Wanted) -> str:
     """Read the package lists; return what kept apt-get from reading some, which it takes lightly."""
     done = _locked_run(machine, wanted, [*_APT, "update"])
     if done.code:
-        what = "apt-get could not read the package lists"
-        reason = _reason(done)
-        fix = clock.hint(reason, time.time()) or "repair the source, or the network (gpuready_proxy), and run again"
-        raise Failed(Failure("packages.update", what, reason, fix))
+        raise _unread(_reason(done))
     return next((line[3:] for line in done.err.splitlines() if line.startswith("W: Failed to fetch")), "")
+
+
+def _unread(reason: str) -> Failed:
+    fix = clock.hint(reason, time.time()) or "repair the source, or the network (gpuready_proxy), and run again"
+    return Failed(Failure("packages.update", "apt-get could not read the package lists", reason, fix))
 
 
 def _lists_are_old(machine: Machine, max_age: int) -> bool:

@@ -18,7 +18,7 @@ from gpuready.outcome import Busy, Failure
 from gpuready.serving.files import make_folder
 
 LOCK = Path("/run/gpuready/turn.lock")
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 3.0
 """Waited for here; whoever asked tells the operator then, and asks again."""
 ASK_AGAIN_SECONDS = 3600
 """Building an engine from a far index takes long."""
