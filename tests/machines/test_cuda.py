@@ -1,4 +1,4 @@
-"""The stage cuda: the distribution's real toolkit, and a source that the operator has set up."""
+"""The stage cuda with the distribution's real toolkit; a source that the operator has set up: test_debian12.py."""
 
 from __future__ import annotations
 
@@ -9,36 +9,6 @@ from tests.machines.conftest import Play, Played
 pytestmark = pytest.mark.machine
 
 CUDA = "playbooks/cuda.yml"
-
-# A stand-in with the name and the place of NVIDIA's package: it shows the way of the packages, not CUDA.
-STAND_IN = r"""
-set -e
-mkdir -p /root/repo/tree/DEBIAN /root/repo/tree/usr/local/cuda-12.8/bin
-cd /root/repo
-cat > tree/DEBIAN/control <<'END'
-Package: cuda-toolkit-12-8
-Version: 12.8.1-1
-Architecture: amd64
-Maintainer: a test <test@localhost>
-Description: stand-in of NVIDIA's package
-END
-cat > tree/usr/local/cuda-12.8/bin/nvcc <<'END'
-#!/bin/sh
-if [ "$1" = --version ]; then echo 'Cuda compilation tools, release 12.8, V12.8.93'; exit; fi
-while [ "$1" != -o ]; do shift; done
-printf '\177ELF' > "$2"
-END
-chmod 755 tree/usr/local/cuda-12.8/bin/nvcc
-dpkg-deb --build --root-owner-group tree stand-in.deb
-{
-  dpkg-deb --field stand-in.deb
-  echo "Filename: ./stand-in.deb"
-  echo "Size: $(stat -c %s stand-in.deb)"
-  echo "SHA256: $(sha256sum stand-in.deb | cut -d' ' -f1)"
-} > Packages
-mkdir -p /srv/stand-in-repo && cp stand-in.deb Packages /srv/stand-in-repo
-echo 'deb [trusted=yes] file:/srv/stand-in-repo ./' > /etc/apt/sources.list.d/stand-in.list
-"""
 
 
 def changed(played: Played) -> int:
@@ -77,16 +47,3 @@ def test_a_toolkit_of_another_version_is_refused(finished: Machine, play: Play) 
     assert played.rc != 0
     said = " ".join(played.stdout.split())
     assert "takes CUDA 11.8 from Debian's own archive: the archive of debian 13 holds 12.4" in said
-
-
-@pytest.mark.long
-def test_a_source_that_the_operator_has_set_up(finished_clone: Machine, play: Play) -> None:
-    wanted = {"cuda_source": "configured", "cuda_packages": ["cuda-toolkit-12-8"], "cuda_version": "12.8"}
-    refused = play(finished_clone, CUDA, wanted)
-    assert refused.rc != 0
-    said = " ".join(refused.stdout.split())
-    assert "no package source of the server offers cuda-toolkit-12-8; add NVIDIA's CUDA repository" in said
-    finished_clone.ssh(STAND_IN)
-    assert changed(play(finished_clone, CUDA, wanted)) > 0
-    assert "cuda-12.8/bin/nvcc" in finished_clone.ssh(["cat", "/var/lib/gpuready/cuda.json"]).stdout
-    assert changed(play(finished_clone, CUDA, wanted)) == 0

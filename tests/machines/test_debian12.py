@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from typing import Any
 
 import pytest
@@ -86,7 +87,15 @@ def test_the_real_compiler_makes_machine_code_for_the_a100(finished_bookworm: Ma
     finished_bookworm.ssh("echo '__global__ void k(int *x) { x[threadIdx.x] += 1; }' > /tmp/k.cu")
     home = "/usr/local/cuda-12.4/bin"
     finished_bookworm.ssh(f"cd /tmp && {home}/nvcc -cubin -arch=sm_80 -o k.cubin k.cu")
-    assert "code for sm_80" in finished_bookworm.ssh(f"PATH=$PATH:{home} cuobjdump -sass /tmp/k.cubin 2>&1").stdout
+    head = bytes.fromhex(finished_bookworm.ssh("od -An -v -tx1 -N64 /tmp/k.cubin | tr -d ' \\n'").stdout)
+    machine, architecture = struct.unpack_from("<H", head, 18)[0], struct.unpack_from("<I", head, 48)[0] & 0xFF
+    assert (head[:4], machine, architecture) == (b"\x7fELF", 190, 80), "an ELF file of EM_CUDA, for sm_80"
+
+
+@pytest.mark.long
+def test_the_audit_from_outside_passes(finished_bookworm: Machine, play: Play) -> None:
+    played = play(finished_bookworm, "playbooks/verify.yml")
+    assert played.rc == 0, played.stdout
 
 
 @pytest.mark.long

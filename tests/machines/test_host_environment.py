@@ -282,7 +282,7 @@ def test_a_server_that_reaches_nothing_but_a_proxy(
         machine,
         "playbooks/engines.yml",
         None,
-        "-vv",
+        "-vvvv",
         group_vars={"gpuready_proxy": {"http": address.replace("s3cr3t", "s3cr3tX")}},
     )
     assert wrong.rc == 2

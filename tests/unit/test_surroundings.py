@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gpuready.hardware import surroundings as read
+from gpuready.operations import facts
 from gpuready.operations import packages as apt
 from gpuready.operations.machine import Done, Machine
 from gpuready.outcome import Failed
@@ -218,3 +219,21 @@ def test_preflight_names_the_clock() -> None:
     (failure,) = preflight.candidate_failures("h1", {"source": "configured"}, facts)
     assert failure.fix.startswith("the server's clock says")
     assert "not valid yet" in failure.why
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        (
+            "E: Failed to fetch http://127.0.0.1:9/InRelease  Could not connect to 127.0.0.1:9 (127.0.0.1). - connect"
+            " (111: Connection refused)\nE: Download Failed\n",
+            "Could not connect to 127.0.0.1:9 (127.0.0.1). - connect (111: Connection refused)",
+        ),
+        ("E: Download Failed\n", "Download Failed"),
+        (f"{OF_TIME[2]}\nE: Download Failed\n", OF_TIME[2].partition("  ")[2]),
+        ("W: something\n", ""),
+    ],
+)
+def test_the_reason_why_a_source_does_not_answer_is_kept(said: str, problem: str) -> None:
+    assert facts.fetch_problem(said) == problem
+    assert bool(clock.hint(facts.fetch_problem(said), NOW)) == ("certificate" in said)

@@ -225,9 +225,14 @@ def _ask_repository(address: str) -> dict[str, str]:
                 break
             if answer.returncode == 0:
                 return {"uri": uri, "suite": suite, "problem": ""}
-            said = [line for line in answer.stderr.splitlines() if line.startswith("E:")]
-            problem = said[-1].removeprefix("E:").strip() if said else f"apt-helper ended with {answer.returncode}"
+            problem = fetch_problem(answer.stderr) or f"apt-helper ended with {answer.returncode}"
     return {"uri": uri, "suite": suite, "problem": problem}
+
+
+def fetch_problem(said: str) -> str:
+    """Return why apt could not fetch a file, from what it said: `E: Failed to fetch ADDRESS  REASON`, then less."""
+    errors = [line.removeprefix("E:").strip() for line in said.splitlines() if line.startswith("E:")]
+    return errors[0].removeprefix("Failed to fetch ").partition("  ")[2].strip() or errors[0] if errors else ""
 
 
 def placement(stored: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
