@@ -33,6 +33,13 @@ def test_a_task_without_a_word_still_has_a_problem() -> None:
     assert problem_of({}) == ("failed without a word", GO_ON)
 
 
+def test_a_sentence_without_parts_ends_with_what_to_do() -> None:
+    said = "Task failed: host a (10.0.0.9) cannot be reached: no route; start it, or leave it out with --limit."
+    problem, next_step = problem_of({"msg": said})
+    assert problem == "host a (10.0.0.9) cannot be reached: no route"
+    assert next_step == "start it, or leave it out with --limit"
+
+
 def test_a_problem_that_the_play_dealt_with_is_none() -> None:
     summary = Summary()
     summary.failed("a", "Base", 1.0, {"msg": "the new rules shut us out"})

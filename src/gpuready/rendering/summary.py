@@ -85,7 +85,7 @@ class Summary:
 
 def sentences(result: Mapping[str, Any]) -> list[str]:
     """Return what a failed task says, one sentence each."""
-    said = str(result.get("msg") or "").strip()
+    said = str(result.get("msg") or "").strip().removeprefix("Task failed: ")
     return [line.strip() for line in said.splitlines() if line.strip()] or ["failed without a word"]
 
 
@@ -94,7 +94,9 @@ def problem_of(result: Mapping[str, Any]) -> tuple[str, str]:
     failures = result.get("failures") or []
     if not failures:
         said = sentences(result)
-        return _and_more(said[0], len(said)), GO_ON
+        # Our sentences end with what to do: see Failure.sentence.
+        what, _, to_do = said[0].rpartition("; ")
+        return _and_more(what or to_do, len(said)), (to_do.rstrip(".") if what else GO_ON)
     first = failures[0]
     what = Failure(first["code"], first["what"], first.get("why", "")).sentence().rstrip(".")
     return _and_more(what, len(failures)), visible(mask(first.get("fix") or GO_ON))
