@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import grp
 import os
 from pathlib import Path
@@ -47,6 +48,16 @@ def test_what_a_killed_run_left_half_written_goes(store: Store, tmp_path: Path) 
     write_text(tmp_path / "plan.json", "whole")
     assert (tmp_path / "plan.json").read_text() == "whole"
     assert not (tmp_path / ".plan.json.new").exists()
+
+
+def test_a_full_disk_is_said_with_the_file_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/plan.json'"):
+        write_text(tmp_path / "plan.json", "text")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_proof_is_not_part_of_the_content(store: Store) -> None:

@@ -31,6 +31,10 @@ def write_text(path: Path, text: str, mode: int = 0o644, gid: int = KEEP) -> Non
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+    except OSError as error:
+        # A full disk shows while writing, and Python does not name the file then.
+        error.filename = error.filename or str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
     _keep_name(path.parent)
