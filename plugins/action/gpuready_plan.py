@@ -7,6 +7,7 @@ Every refusal is said at once and nothing is changed. It returns the facts that 
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from typing import Any
 
 from ansible._internal._datatag._tags import Origin, VaultedValue
 from ansible.errors import AnsibleConnectionFailure
+from ansible.parsing.vault import is_encrypted
 from ansible.plugins.action import ActionBase
 from ansible.utils.vars import load_extra_vars
 
@@ -43,6 +45,21 @@ def _remedy(said: str) -> str:
     return "start it, or leave it out with --limit"
 
 
+@functools.cache
+def _is_sealed(path: str) -> bool:
+    try:
+        with Path(path).open("rb") as file:
+            return is_encrypted(file.read(64))
+    except OSError:
+        return False
+
+
+def _is_from_a_vault(text: str) -> bool:
+    """Return whether a text was encrypted by itself, or stands in a file that is encrypted as a whole."""
+    origin = Origin.get_tag(text)
+    return VaultedValue.is_tagged_on(text) or bool(origin and origin.path and _is_sealed(origin.path))
+
+
 def plain(value: Any) -> Any:
     """Return plain data without Ansible's tags and laziness; what came out of a vault stays marked."""
     if isinstance(value, Mapping):
@@ -51,7 +68,7 @@ def plain(value: Any) -> Any:
         return [plain(one) for one in value]
     if isinstance(value, str):
         text = "".join(value)
-        return Secret(text) if VaultedValue.is_tagged_on(value) else text
+        return Secret(text) if _is_from_a_vault(value) else text
     if isinstance(value, int | float) and not isinstance(value, bool):
         return int(value) if isinstance(value, int) else float(value)
     return value

@@ -239,20 +239,23 @@ def test_a_template_that_says_how_a_host_is_reached_is_named(declared: Path, rec
     assert run.asked == []
 
 
-def test_a_value_out_of_a_vault_is_judged_and_never_shown(declared: Path, recorded: Path) -> None:
-    password = declared.parent / "password"
+@pytest.mark.parametrize("whole", [False, True], ids=["the value alone", "its whole file"])
+def test_a_value_out_of_a_vault_is_judged_and_never_shown(whole: bool, declared: Path, recorded: Path) -> None:
+    password, value = declared.parent / "password", "hunter2 is no address"
     password.write_text("open sesame\n")
-    words = [
+    path = declared / "host_vars" / "h1.yml"
+    vault = [
         str(BIN / "ansible-vault"),
-        "encrypt_string",
+        "encrypt" if whole else "encrypt_string",
         "--vault-password-file",
         str(password),
-        "--name",
-        "gateway_bind",
     ]
-    sealed = subprocess.run([*words, "hunter2 is no address"], capture_output=True, text=True, check=True).stdout
-    path = declared / "host_vars" / "h1.yml"
-    path.write_text(path.read_text() + sealed)
+    if whole:
+        path.write_text(path.read_text() + f"gateway_bind: {value}\n")
+        subprocess.run([*vault, str(path)], capture_output=True, check=True)
+    else:
+        words = [*vault, "--name", "gateway_bind", value]
+        path.write_text(path.read_text() + subprocess.run(words, capture_output=True, text=True, check=True).stdout)
     run = preflight(declared, recorded, "--vault-password-file", str(password))
     assert run.rc == 2
     (sentence,) = run.sentences()["h1"]
