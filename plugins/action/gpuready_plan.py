@@ -120,7 +120,14 @@ class ActionModule(ActionBase):
 
     def _declared(self, host: str, task_vars: dict, locate) -> Declared:
         """Return what the variables of this host declare, with their templates evaluated by Ansible."""
-        return Declared(CHECKOUT / "roles", host, task_vars, lambda value: plain(self._templar.template(value)), locate)
+        return Declared(
+            CHECKOUT / "roles",
+            host,
+            task_vars,
+            lambda value: plain(self._templar.template(value)),
+            locate,
+            command_line=load_extra_vars(self._loader),
+        )
 
     def _locator(self, host: str, task_vars: dict):
         """Return a function that says where a variable of this host is set; the command line wins over files."""

@@ -90,7 +90,7 @@ def _knobs(dice: random.Random) -> dict[str, Any]:
             "gpuready_proxy",
             [None, {"http": "http://proxy:3128"}, {"https": "https://u:p%40@proxy:1", "no_proxy": [".lan"]}],
         ),
-        ("gpuready_replan", [True, False, "yes", "False"]),
+        ("gpuready_replan", [True, False]),
         ("unrelated", ["mine", {"a": [1]}, None]),
     ]
     picked = dice.sample(choices, dice.randrange(0, 6))

@@ -89,6 +89,9 @@ def types(dice: random.Random) -> Iterator[Case]:
     for answer in ("maybe", "1", 1, 0, "tru\u0435", [True]):
         path = (dice.choice(["gpuready_simulated", "gpuready_replan"]),)
         yield wrong("no answer to a question of yes or no", path, answer, "is refused", "allowed are true and false")
+    for text in ("true", "false", "yes", "No"):
+        path = (dice.choice(["gpuready_simulated", "gpuready_replan"]),)
+        yield wrong("a boolean as a text", path, text, f"= '{text}' is refused", "allowed are true and false")
 
 
 def ranges(dice: random.Random) -> Iterator[Case]:

@@ -113,3 +113,16 @@ def test_the_server_and_the_controller_judge_an_opening_alike(port: object, sour
     except Refusal:
         on_server = False
     assert (sentences(base_firewall_open=[opening]) == []) == on_server
+
+
+def test_true_and_false_of_the_command_line_are_what_they_say_and_of_a_file_are_texts() -> None:
+    values = {"base_firewall_enabled": "false", "gateway_port": "8081"}
+    given, failures = Declared(ROLES, "h1", values, command_line=values).knobs("base")
+    assert (given, failures) == ({"base_firewall_enabled": False}, [])
+    _, (failure,) = Declared(ROLES, "h1", values).knobs("base")
+    assert "base_firewall_enabled = 'false' is refused: allowed is true or false" in failure.sentence()
+    shared = {"gpuready_replan": "yes"}
+    _, said = Declared(ROLES, "h1", shared, command_line=shared).shared()
+    assert not any("replan" in one.what for one in said)
+    _, said = Declared(ROLES, "h1", shared).shared()
+    assert any("gpuready_replan = 'yes' is refused: allowed are true and false" in one.sentence() for one in said)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from gpuready.spec.model import HostSpec
 from gpuready.spec.options import problems as type_problems
 from gpuready.spec.values import shown, whole
 
+_ANSWERS = {"true": True, "yes": True, "false": False, "no": False}
 _UNSHOWN = {"gpuready_proxy", *knobs.ADDRESSES, *connection.SECRETS}
 Evaluate = Callable[[Any], Any]
 """Evaluates the templates in a value, and returns plain data; what cannot be evaluated is an exception."""
@@ -30,6 +31,7 @@ class Declared:
         variables: Mapping[str, Any],
         evaluate: Evaluate = lambda value: value,
         locate: Locate = nowhere,
+        command_line: Container[str] = (),
     ) -> None:
         self.options = role_options(roles)
         self.defaults = {role: role_defaults(roles, role) for role in self.options}
@@ -37,6 +39,8 @@ class Declared:
         self._variables = variables
         self._evaluate = evaluate
         self._locate = locate
+        # There every value that is not JSON is a text: true and false are taken for what they say, for these alone.
+        self._command_line = command_line
 
     def shared(self) -> tuple[HostSpec | None, list[Failure]]:
         """Return the checked shared variables, and every mistake in them and in the names of all variables."""
@@ -105,12 +109,20 @@ class Declared:
         for problem in knobs.contradictions(together, self._variables.get("ansible_port", 22)):
             yield problem_failure(self._host, problem, self._locate)
 
+    def _answer(self, name: str, value: Any) -> Any:
+        if name not in self._command_line or not isinstance(value, str):
+            return value
+        role = name.partition("_")[0]
+        field = HostSpec.model_fields.get(name)
+        kind = field.annotation if field else self.options.get(role, {}).get(name, {}).get("type")
+        return _ANSWERS.get(value.lower(), value) if kind in (bool, "bool") else value
+
     def _read(self, names: Iterable[str]) -> tuple[dict[str, Any], list[Failure]]:
         values, failures = {}, []
         for name in sorted(names):
             raw = self._variables[name]
             try:
-                values[name] = self._evaluate(raw)
+                values[name] = self._answer(name, self._evaluate(raw))
             except Exception as error:
                 value = "" if name in _UNSHOWN else f" = {shown(raw)}"
                 what = f"{where(self._host, (name,), self._locate)}{value} cannot be evaluated"

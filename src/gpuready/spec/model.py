@@ -35,9 +35,6 @@ def _whole(value: object) -> int:
 
 
 def _truth(value: object) -> bool:
-    """Take what `-e name=true` makes a text; 1 and 0 are no answer to a question of yes or no."""
-    if isinstance(value, str) and value.lower() in ("true", "false", "yes", "no"):
-        return value.lower() in ("true", "yes")
     if not isinstance(value, bool):
         raise ValueError("allowed are true and false")
     return value
