@@ -18,6 +18,8 @@ from gpuready.rendering import zipapp
 
 INSTALLED = "/opt/gpuready"
 NEVER_BEGAN = ("can't open file", "can't find '__main__'", "zipimport.ZipImportError", "zlib.error", "null bytes")
+KILLED = (-9, 137, -15, 143)
+"""What a shell answers for a command that ended by SIGKILL or SIGTERM."""
 PAUSE_SECONDS = 2
 TELL_AGAIN_SECONDS = 60
 DEFAULT_PYTHON = "/usr/bin/python3"
@@ -136,6 +138,11 @@ class ActionModule(ActionBase):
         if result is None:
             said = (answer["stderr"] or answer["stdout"]).strip().splitlines()
             what = f"gpuready {noun} {verb} did not answer on {self._host}"
+            if answer["rc"] in KILLED:
+                raise AnsibleActionFail(
+                    f"{what}: it was killed there, by somebody or, for lack of memory, by the kernel (journalctl -k); "
+                    "run again: the next run finishes it."
+                )
             raise AnsibleActionFail(
                 f"{what}: {mask(said[-1]) if said else 'no output'} (exit {answer['rc']}); "
                 f"see that {python} (3.10 or newer, ansible_python_interpreter) works on the server."

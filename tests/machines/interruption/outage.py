@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from sim.machine.common import run
 from sim.machine.machine import Machine
 
+LARGE = "12g"
 _numbers = itertools.count()
 
 
@@ -55,16 +56,30 @@ def _rules(chains: list[str], other: str = "") -> Iterator[None]:
 
 @contextmanager
 def small_disk(machine: Machine, folder: str, kib: int) -> Iterator[None]:
-    """Lay a small filesystem with the folder's content over the folder; afterwards it is large and stays."""
+    """Lay a filesystem with the folder's content over the folder, with little room; it stays, and is large later."""
+    lay_disk(machine, folder)
+    with full_disk(machine, folder, kib):
+        yield
+
+
+def lay_disk(machine: Machine, folder: str) -> None:
+    """Lay a large filesystem with the folder's content over the folder."""
     aside = f"/root/aside{next(_numbers)}"
     machine.ssh(
-        f"mkdir {aside} && cp -a {folder}/. {aside} && mount -t tmpfs -o size=4g,mode=0755 tmpfs {folder}"
-        f" && cp -a {aside}/. {folder} && mount -o remount,size=$(( $(du -sk {folder} | cut -f1) + {kib} ))k {folder}"
+        f"mkdir {aside} && cp -a {folder}/. {aside} && mount -t tmpfs -o size={LARGE},mode=0755 tmpfs {folder}"
+        f" && cp -a {aside}/. {folder}"
     )
+
+
+@contextmanager
+def full_disk(machine: Machine, folder: str, kib: int) -> Iterator[None]:
+    """Leave little room on the filesystem that was laid over a folder, as when somebody else fills it."""
+    used = f"$(df --output=used -k {folder} | tail -1)"
+    machine.ssh(f"mount -o remount,size=$(( {used} + {kib} ))k {folder}")
     try:
         yield
     finally:
-        machine.ssh(f"mount -o remount,size=12g {folder}")
+        machine.ssh(f"mount -o remount,size={LARGE} {folder}")
 
 
 LOCKER = (

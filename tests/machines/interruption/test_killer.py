@@ -48,7 +48,9 @@ def test_some_tasks(sim: Sim, lanes: Lanes, finished_image: str) -> None:
 def test_every_task(lanes: Lanes, prepared_image: str) -> None:
     """Every task on a server that has the large parts: first the power of the server goes, then the controller's."""
     with lanes.recorded(prepared_image) as run:
-        assert {one.step for one in run.snapshots} == {done.step for done in run.done}, "a step has no picture"
+        # A short step may end while the former one's picture is taken; what it has not changed, the next picture shows.
+        taken = {one.step for one in run.snapshots}
+        assert [str(done.step) for done in run.done if done.changed and done.step not in taken] == []
         failures = lanes.take([lanes.power_cut(snapshot) for snapshot in run.snapshots])
     failures += lanes.take([lanes.controller_killed(prepared_image, done) for done in run.done])
     assert not failures

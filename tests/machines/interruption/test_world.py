@@ -252,9 +252,11 @@ def test_the_package_index_is_cut_in_the_middle_of_a_wheel(sim: Sim, without_eng
 def test_the_disk_fills_while_an_engine_is_built(sim: Sim, without_engine: Machine, tally: Tally) -> None:
     machine = without_engine
     with tally.point("disk", "full while an engine is built, then freed"):
+        outage.lay_disk(machine, "/opt/gpuready")
         with Run(sim, machine) as run:
-            after_preflight(run)
-            with outage.small_disk(machine, "/opt/gpuready", 900_000):
+            assert run.wait_until(lambda: _installing(run))
+            machine.ssh("until [ $(df --output=used -m /opt/gpuready | tail -1) -gt 600 ]; do sleep 0.1; done")
+            with outage.full_disk(machine, "/opt/gpuready", 100_000):
                 said = refused(run.wait())
         assert "the disk is full; free space under /opt/gpuready and run the stage again" in said
         assert machine.ssh(f"ls {ENGINE}").stdout.strip() == ""
@@ -269,7 +271,8 @@ def test_a_command_is_killed_alone_and_what_it_started_goes_on(sim: Sim, without
         with Run(sim, machine) as run:
             assert run.wait_until(lambda: _installing(run))
             machine.ssh(
-                "until pgrep -f 'uv [p]ip install'; do sleep 0.05; done; sleep 1; pkill -9 -f 'engine [i]nstall'"
+                "until pgrep -f 'uv [p]ip install'; do sleep 0.05; done; sleep 1; "
+                " pkill -9 -f '^/usr/bin/python3 .*engine [i]nstall'"
             )
             assert "gpuready engine install did not answer on h100-sg-01" in refused(run.wait())
         demand_convergence(sim, machine)
