@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpuready.operations import base, firewall, host, packages
+from gpuready.operations import base, firewall, firewall_rules, host, packages
 from gpuready.operations.machine import Done, Machine
 
 
@@ -77,7 +77,7 @@ WANTED = base.Wanted(
 
 def test_check_on_a_blank_server_counts_what_it_cannot_know_and_writes_nothing(tmp_path: Path) -> None:
     machine = machine_of(tmp_path, Server())
-    wanted = base.Wanted(WANTED.packages, WANTED.files, WANTED.parameters, firewall=firewall.Wanted())
+    wanted = base.Wanted(WANTED.packages, WANTED.files, WANTED.parameters, firewall=firewall_rules.Wanted())
     before = sorted(tmp_path.rglob("*"))
     result = base.settle(machine, wanted, check=True)
     assert result.undecided == [
@@ -107,7 +107,7 @@ def test_what_was_brought_about_is_written_down_and_a_second_run_changes_nothing
 def test_rules_on_trial_are_written_down_by_their_confirmation_alone(tmp_path: Path) -> None:
     server = Server(["nftables"], clock="chrony")
     machine = machine_of(tmp_path, server, "nft")
-    wanted = base.Wanted(WANTED.packages, firewall=firewall.Wanted())
+    wanted = base.Wanted(WANTED.packages, firewall=firewall_rules.Wanted())
     settled = base.settle(machine, wanted, check=False)
     assert settled.data["confirm"]
     assert machine.read(base.RECORD) is None
@@ -120,7 +120,7 @@ def test_rules_on_trial_are_written_down_by_their_confirmation_alone(tmp_path: P
 def test_a_record_lost_to_an_interruption_is_written_by_the_next_run(tmp_path: Path) -> None:
     server = Server(["nftables"], clock="chrony")
     machine = machine_of(tmp_path, server, "nft")
-    wanted = base.Wanted(WANTED.packages, firewall=firewall.Wanted())
+    wanted = base.Wanted(WANTED.packages, firewall=firewall_rules.Wanted())
     base.settle(machine, wanted, check=False)
     firewall.confirm(machine, check=False)
     result = base.settle(machine, wanted, check=False)

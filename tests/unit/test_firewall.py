@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuready.operations import firewall
+from gpuready.operations import firewall, firewall_rules
 from gpuready.operations.machine import Done, Machine
 from gpuready.outcome import Failed, MachineCannot, Refusal
 
@@ -84,15 +84,15 @@ def machine(played: Played, tmp_path: Path) -> Machine:
     return Machine(tmp_path, played)
 
 
-def wanted(*openings: firewall.Open) -> firewall.Wanted:
-    return firewall.Wanted(openings=openings)
+def wanted(*openings: firewall_rules.Open) -> firewall_rules.Wanted:
+    return firewall_rules.Wanted(openings=openings)
 
 
-GATEWAY = firewall.Open(port="8080", comment="gateway")
+GATEWAY = firewall_rules.Open(port="8080", comment="gateway")
 
 
 def test_rules_replace_one_table_in_one_transaction_and_drop_by_default() -> None:
-    text = firewall.render(wanted(GATEWAY), {22})
+    text = firewall_rules.render(wanted(GATEWAY), {22})
     statements = [line for line in text.splitlines() if line and not line.startswith(("#", "\t", "}"))]
     assert statements == ["add table inet gpuready", "delete table inet gpuready", "table inet gpuready {"]
     assert "type filter hook input priority filter; policy drop;" in text
@@ -102,11 +102,14 @@ def test_rules_replace_one_table_in_one_transaction_and_drop_by_default() -> Non
 
 
 def test_every_ssh_port_is_open_once() -> None:
-    assert 'tcp dport { 22, 2222 } accept comment "SSH"' in firewall.render(wanted(), [2222, 22, 22])
+    assert 'tcp dport { 22, 2222 } accept comment "SSH"' in firewall_rules.render(wanted(), [2222, 22, 22])
 
 
 def test_sources_of_both_families_become_two_rules() -> None:
-    opening = firewall.Open(port="9100-9110", source=["10.0.0.0/8", "2001:db8::/32", "192.0.2.7"], comment="metrics")
+    sources = ["10.0.0.0/8", "2001:db8::/32", "192.0.2.7"]
+    opening = firewall_rules.Open(port="9100-9110", source=sources, comment="metrics")
+        port="9100-9110", source=["10.0.0.0/8", "2001:db8::/32", "192.0.2.7"], comment="metrics"
+    )
     assert opening.lines() == [
         'ip saddr { 10.0.0.0/8, 192.0.2.7/32 } tcp dport 9100-9110 accept comment "metrics"',
         'ip6 saddr { 2001:db8::/32 } tcp dport 9100-9110 accept comment "metrics"',
@@ -115,7 +118,7 @@ def test_sources_of_both_families_become_two_rules() -> None:
 
 def test_every_wrong_entry_is_named_at_once() -> None:
     with pytest.raises(Refusal) as refused:
-        firewall.wanted_from(
+        firewall_rules.wanted_from(
             {
                 "open": [
                     {"port": 0},
@@ -178,8 +181,8 @@ def test_next_run_ends_a_trial_that_nobody_confirmed_and_keeps_the_way_back(mach
     firewall.apply(machine, wanted(GATEWAY), check=False)
     firewall.confirm(machine, check=False)
     confirmed = played.table
-    firewall.apply(machine, wanted(firewall.Open(port="9000")), check=False)
-    firewall.apply(machine, wanted(firewall.Open(port="9001")), check=False)
+    firewall.apply(machine, wanted(firewall_rules.Open(port="9000")), check=False)
+    firewall.apply(machine, wanted(firewall_rules.Open(port="9001")), check=False)
     assert str(confirmed) in str(machine.read(firewall.FORMER)), "the way back leads to what was confirmed"
     firewall.confirm(machine, check=False)
     assert "9001" in str(machine.read(firewall.FILE))
@@ -215,7 +218,7 @@ def test_check_works_before_nft_is_installed(machine: Machine) -> None:
 
 def test_rules_that_nft_refuses_change_nothing(machine: Machine, played: Played) -> None:
     with pytest.raises(Refusal, match="nft refuses the rules: Error: syntax error"):
-        firewall.apply(machine, wanted(firewall.Open(port="666")), check=False)
+        firewall.apply(machine, wanted(firewall_rules.Open(port="666")), check=False)
     assert played.table is None
     assert not played.timers
 

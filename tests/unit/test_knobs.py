@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpuready.operations import firewall
+from gpuready.operations import firewall_rules
 from gpuready.outcome import Refusal
 from gpuready.spec.declared import Declared
 from gpuready.spec.inventory import role_defaults, role_options
@@ -108,7 +108,7 @@ def test_every_rule_is_of_a_variable_that_exists() -> None:
 def test_the_server_and_the_controller_judge_an_opening_alike(port: object, source: object) -> None:
     opening = {"port": port, "source": source}
     try:
-        firewall.wanted_from({"open": [opening]})
+        firewall_rules.wanted_from({"open": [opening]})
         on_server = True
     except Refusal:
         on_server = False

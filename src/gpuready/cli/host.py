@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from gpuready.cli.verb import Call, Verb
-from gpuready.operations import base, cuda, firewall, host, packages
+from gpuready.operations import base, cuda, firewall_rules, host, packages
 from gpuready.operations.machine import Machine
 from gpuready.outcome import Failure, Refusal, Result
 
@@ -33,7 +33,7 @@ def _wanted_base(given: dict[str, Any]) -> base.Wanted:
         files=[host.File(**entry) for entry in given["files"]],
         parameters=[setting(entry) for entry in given["parameters"]],
         shm_percent=None if percent is None else int(percent),
-        firewall=None if rules is None else firewall.wanted_from(rules),
+        firewall=None if rules is None else firewall_rules.wanted_from(rules),
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpuready.operations import firewall, host, packages
+from gpuready.operations import firewall, firewall_rules, host, packages
 from gpuready.operations.machine import Machine
 from gpuready.outcome import Change, Result
 
@@ -27,7 +27,7 @@ class Wanted:
     parameters: Sequence[host.Setting] = ()
     shm_percent: int | None = None
     """Share of the RAM that /dev/shm has at least; None leaves it alone."""
-    firewall: firewall.Wanted | None = None
+    firewall: firewall_rules.Wanted | None = None
     """None leaves the packet filter alone."""
 
 

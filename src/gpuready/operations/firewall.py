@@ -8,19 +8,17 @@ table is ever touched.
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 import re
 import time
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpuready.operations.firewall_rules import CLEAR, TABLE, UNIT, Wanted, render
 from gpuready.operations.machine import Machine
 from gpuready.outcome import Change, Failed, Failure, MachineCannot, Refusal, Result
 
-TABLE = "inet gpuready"
 FILE = "/etc/gpuready/firewall.nft"
 RECORD = "/var/lib/gpuready/firewall.json"
 """What was confirmed: the rules as the kernel lists them, so that a change by hand is seen."""
@@ -30,141 +28,7 @@ PENDING = f"{TRIAL}/pending.nft"
 PENDING_STATE = f"{TRIAL}/pending.json"
 FORMER = f"{TRIAL}/former.nft"
 
-UNIT = "gpuready-firewall.service"
 REVERT = "gpuready-firewall-revert"
-
-_CLEAR = f"add table {TABLE}\ndelete table {TABLE}\n"
-
-# ------------------------------------------------------------------------------------------------ rules
-
-
-@dataclass(frozen=True)
-class Open:
-    """One port, or range of ports, that is open to some sources, or to all."""
-
-    port: str
-    proto: str = "tcp"
-    source: Sequence[str] = ()
-    comment: str = ""
-
-    def lines(self) -> list[str]:
-        """Return the rules in nft's language."""
-        networks = [ipaddress.ip_network(source, strict=False) for source in self.source]
-        what = f"{self.proto} dport {self.port} accept"
-        if self.comment:
-            what += f' comment "{self.comment}"'
-        if not networks:
-            return [what]
-        lines = []
-        for version, word in ((4, "ip"), (6, "ip6")):
-            some = [str(network) for network in networks if network.version == version]
-            if some:
-                lines.append(f"{word} saddr {{ {', '.join(some)} }} {what}")
-        return lines
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What is to be open."""
-
-    openings: Sequence[Open] = ()
-    ssh_ports: Sequence[int] = (22,)
-    """The ports that Ansible is told to use; those on which sshd listens are added on the server."""
-    ssh_source: Sequence[str] = ()
-    revert_seconds: int = 90
-
-
-def wanted_from(data: dict[str, Any]) -> Wanted:
-    """Read the verb's input; every entry that is wrong is named."""
-    problems: list[Failure] = []
-    openings = []
-    for number, entry in enumerate(data.get("open", [])):
-        where = f"base_firewall_open[{number}]" if not entry.get("where") else str(entry["where"])
-        opening = Open(
-            port=str(entry.get("port", "")),
-            proto=str(entry.get("proto") or "tcp"),
-            source=_as_list(entry.get("source")),
-            comment=str(entry.get("comment") or ""),
-        )
-        problems += _problems_of(opening, where)
-        openings.append(opening)
-    ssh = Open(port="22", source=_as_list(data.get("ssh_source")))
-    problems += _problems_of(ssh, "base_firewall_ssh_sources")
-    seconds = int(data.get("revert_seconds", 90))
-    if not 20 <= seconds <= 3600:
-        problems.append(Failure("firewall.seconds", f"base_firewall_revert_seconds is {seconds}", "", "set 20 to 3600"))
-    if problems:
-        raise Refusal(problems)
-    ports = [int(port) for port in data.get("ssh_ports", [22])]
-    return Wanted(openings=openings, ssh_ports=ports, ssh_source=ssh.source, revert_seconds=seconds)
-
-
-def _as_list(value: Any) -> list[str]:
-    if value in (None, ""):
-        return []
-    return [str(one) for one in value] if isinstance(value, list) else [str(value)]
-
-
-def _problems_of(opening: Open, where: str) -> list[Failure]:
-    problems = []
-    ends = opening.port.split("-")
-    numbers = [int(end) for end in ends if end.isdigit()]
-    if (
-        len(ends) > 2
-        or len(numbers) != len(ends)
-        or numbers != sorted(numbers)
-        or not all(0 < one < 65536 for one in numbers)
-    ):
-        problems.append(
-            Failure(
-                "firewall.port",
-                f"{where}: port is {opening.port!r}",
-                "",
-                "give 1 to 65535, or a range such as 9100-9110",
-            )
-        )
-    if opening.proto not in ("tcp", "udp"):
-        problems.append(Failure("firewall.proto", f"{where}: proto is {opening.proto!r}", "", "give tcp or udp"))
-    for source in opening.source:
-        if not _is_network(source):
-            fix = "give addresses or networks such as 10.0.0.0/8 or 2001:db8::/32"
-            problems.append(Failure("firewall.source", f"{where}: source {source!r} is no network", "", fix))
-    if len(opening.comment) > 100 or re.search(r'["\\\n]', opening.comment):
-        fix = "at most 100 characters, without quotes, backslashes and line breaks"
-        problems.append(Failure("firewall.comment", f"{where}: comment {opening.comment!r} cannot be used", "", fix))
-    return problems
-
-
-def _is_network(text: str) -> bool:
-    try:
-        ipaddress.ip_network(text, strict=False)
-    except ValueError:
-        return False
-    return True
-
-
-def render(wanted: Wanted, ssh_ports: Iterable[int]) -> str:
-    """Return the rules as one transaction: the table is replaced in one step, other tables stay as they are."""
-    ports = ", ".join(str(port) for port in sorted(set(ssh_ports)))
-    ssh = Open(port=f"{{ {ports} }}" if "," in ports else ports, source=wanted.ssh_source, comment="SSH")
-    rules = [
-        'iifname "lo" accept',
-        "ct state established,related accept",
-        'meta l4proto { icmp, ipv6-icmp } accept comment "path MTU, neighbours, ping"',
-        'udp sport 67 udp dport 68 accept comment "DHCP"',
-        'ip6 saddr fe80::/10 udp sport 547 udp dport 546 accept comment "DHCPv6"',
-        *ssh.lines(),
-        *(line for opening in wanted.openings for line in opening.lines()),
-        'counter comment "dropped"',
-    ]
-    body = "\n".join(f"\t\t{rule}" for rule in rules)
-    return (
-        "# Written by gpuready; a change made here by hand is lost on the next run.\n"
-        f"# Tried out before it was written; loaded at boot by {UNIT}.\n"
-        f"{_CLEAR}"
-        f"table {TABLE} {{\n\tchain input {{\n"
-        f"\t\ttype filter hook input priority filter; policy drop;\n{body}\n\t}}\n}}\n"
-    )
 
 
 # ------------------------------------------------------------------------------------------------ the way of SSH
@@ -330,7 +194,7 @@ def _validate(machine: Machine, text: str) -> None:
 
 def _trial(machine: Machine, text: str, now: _Now, seconds: int) -> None:
     """Arm the way back first, then load; whatever ends us in between, the former rules return."""
-    machine.write(FORMER, _CLEAR + (now.table or ""), 0o600)
+    machine.write(FORMER, CLEAR + (now.table or ""), 0o600)
     machine.write(PENDING, text, 0o600)
     former, pending = str(machine.path(FORMER)), str(machine.path(PENDING))
     # Should even the former rules not load any more, the table is removed: reachable beats closed.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpuready.operations import firewall
+from gpuready.operations import firewall, firewall_rules
 from gpuready.operations.machine import Machine
 from gpuready.operations.service import Service, bring
 from gpuready.outcome import Failed, Failure, Result
@@ -137,7 +137,7 @@ class Gateway:
         bind, port = self.plan["gateway"]["bind"], int(self.plan["gateway"]["port"])
         if bind.startswith(LOOPBACK) or self.machine.read(firewall.FILE) is None:
             return []
-        listed = self.machine.run(["nft", "--stateless", "list", "table", *firewall.TABLE.split()])
+        listed = self.machine.run(["nft", "--stateless", "list", "table", *firewall_rules.TABLE.split()])
         if listed.code != 0 or is_open(listed.out, port):
             return []
         return [
