@@ -108,8 +108,6 @@ def test_every_ssh_port_is_open_once() -> None:
 def test_sources_of_both_families_become_two_rules() -> None:
     sources = ["10.0.0.0/8", "2001:db8::/32", "192.0.2.7"]
     opening = firewall_rules.Open(port="9100-9110", source=sources, comment="metrics")
-        port="9100-9110", source=["10.0.0.0/8", "2001:db8::/32", "192.0.2.7"], comment="metrics"
-    )
     assert opening.lines() == [
         'ip saddr { 10.0.0.0/8, 192.0.2.7/32 } tcp dport 9100-9110 accept comment "metrics"',
         'ip6 saddr { 2001:db8::/32 } tcp dport 9100-9110 accept comment "metrics"',
