@@ -12,11 +12,12 @@ import re
 import struct
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
+from gpuready.operations import sources
 from gpuready.operations.machine import Done, Machine
-from gpuready.outcome import Busy, Change, Failed, Failure, MachineCannot, Refusal, Result, mask
+from gpuready.outcome import Busy, Change, Failed, Failure, MachineCannot, Refusal, Result
 from gpuready.planning import clock
 
 _UNFINISHED = ("half-installed", "unpacked", "half-configured", "triggers-awaited", "triggers-pending")
@@ -54,7 +55,7 @@ def ensure(machine: Machine, wanted: Wanted, check: bool) -> Result:
             _wait_for_locks(machine, wanted.lock_seconds)
             _repair(machine, wanted)
     if wanted.components:
-        _components(machine, wanted, result, check)
+        result.diff += sources.offer_components(machine, wanted.components_file, wanted.components, check)
     versions = _versions(machine)
     missing = [name for name in wanted.names if name not in versions]
     result.diff += [Change(f"package {name}", "absent\n", "installed\n") for name in missing]
@@ -280,123 +281,3 @@ def _without_candidate(machine: Machine, names: Sequence[str]) -> list[str]:
         if candidate and candidate.group(1) != "(none)":
             known.add(block.split(":", 1)[0].strip())
     return [name for name in names if name not in known]
-
-
-# ------------------------------------------------------------------------------------------------ sources
-
-
-@dataclass(frozen=True)
-class Source:
-    """One entry of apt's sources, in either of its two forms."""
-
-    file: str
-    uris: tuple[str, ...]
-    suites: tuple[str, ...]
-    components: tuple[str, ...]
-    options: dict[str, str] = field(default_factory=dict)
-    """Further fields in deb822's names, such as Signed-By."""
-
-
-_OPTION_NAMES = {
-    "signed-by": "Signed-By", "arch": "Architectures", "trusted": "Trusted", "lang": "Languages",
-    "check-valid-until": "Check-Valid-Until", "allow-insecure": "Allow-Insecure", "by-hash": "By-Hash",
-}  # fmt: skip
-_OWN_FIELDS = ("types", "uris", "suites", "components", "enabled")
-
-
-def read_sources(machine: Machine) -> list[Source]:
-    """Return every enabled binary source of the server."""
-    sources = _one_line_sources("/etc/apt/sources.list", machine.read("/etc/apt/sources.list") or "")
-    folder = machine.path("/etc/apt/sources.list.d")
-    for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
-        name = f"/etc/apt/sources.list.d/{entry.name}"
-        if entry.suffix == ".list":
-            sources += _one_line_sources(name, machine.read(name) or "")
-        elif entry.suffix == ".sources":
-            sources += _deb822_sources(name, machine.read(name) or "")
-    return sources
-
-
-def _one_line_sources(file: str, text: str) -> list[Source]:
-    sources = []
-    for line in text.splitlines():
-        found = re.match(r"\s*deb\s+(?:\[([^\]]*)\]\s+)?(\S+)\s+(\S+)\s*([^#]*)", line)
-        if not found:
-            continue
-        options = {}
-        for option in (found.group(1) or "").split():
-            name, _, value = option.partition("=")
-            if name.lower() in _OPTION_NAMES:
-                options[_OPTION_NAMES[name.lower()]] = value.replace(",", " ")
-        sources.append(Source(file, (found.group(2),), (found.group(3),), tuple(found.group(4).split()), options))
-    return sources
-
-
-def _deb822_sources(file: str, text: str) -> list[Source]:
-    sources = []
-    kept = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
-    for stanza in re.split(r"\n\s*\n", kept):
-        fields: dict[str, str] = {}
-        name = ""
-        for line in stanza.splitlines():
-            if line[:1].isspace() and name:
-                fields[name] += f"\n{line}"
-            elif ":" in line:
-                name, value = line.split(":", 1)
-                fields[name] = value.strip()
-        lower = {name.lower(): value for name, value in fields.items()}
-        if "deb" not in lower.get("types", "").split() or lower.get("enabled", "yes").lower() in ("no", "false", "0"):
-            continue
-        uris, suites, components = (tuple(lower.get(key, "").split()) for key in ("uris", "suites", "components"))
-        rest = {name: value for name, value in fields.items() if name.lower() not in _OWN_FIELDS}
-        sources.append(Source(file, uris, suites, components, rest))
-    return sources
-
-
-def components_source(sources: Sequence[Source], own: str, suite: str, components: Sequence[str], keyring: str) -> str:
-    """Return the text of our source file, empty where nothing lacks: the server's own mirror with what it lacks."""
-    others = [source for source in sources if source.file != own and suite in source.suites]
-    offered = {component for source in others for component in source.components}
-    lacking = [component for component in components if component not in offered]
-    if not lacking:
-        return ""
-    main = next((source for source in others if "main" in source.components), None)
-    if main is None:
-        what = f"no apt source of this server offers the main part of {suite}"
-        why = f"{own} takes the mirror from there"
-        raise Refusal(Failure("packages.no_main", what, why, f"name a mirror of {suite} in /etc/apt/sources.list.d"))
-    options = dict(main.options)
-    if keyring and not any(name.lower() in ("signed-by", "trusted") for name in options):
-        options["Signed-By"] = keyring
-    lines = [
-        "# Written by gpuready; a change made here by hand is lost on the next run.",
-        "Types: deb",
-        f"URIs: {' '.join(main.uris)}",
-        f"Suites: {suite}",
-        f"Components: {' '.join(lacking)}",
-        *(f"{name}:{'' if value.startswith(chr(10)) else ' '}{value}" for name, value in options.items()),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _components(machine: Machine, wanted: Wanted, result: Result, check: bool) -> None:
-    release = machine.read("/etc/os-release") or ""
-    found = re.search(r"^VERSION_CODENAME=\"?([a-z]+)", release, re.MULTILINE)
-    if not found:
-        raise MachineCannot(
-            Failure("packages.no_codename", "/etc/os-release names no VERSION_CODENAME", "", "use a released Debian")
-        )
-    keyrings = [f"/usr/share/keyrings/debian-archive-keyring.{end}" for end in ("pgp", "gpg")]
-    keyring = next((path for path in keyrings if machine.path(path).exists()), "")
-    text = components_source(read_sources(machine), wanted.components_file, found.group(1), wanted.components, keyring)
-    now = machine.read(wanted.components_file) or ""
-    if now == text:
-        return
-    result.diff.append(Change(wanted.components_file, now, text))
-    if check:
-        return
-    if text:
-        # Credentials of the server's own mirror stay with root, as apt itself reads its sources.
-        machine.write(wanted.components_file, text, 0o644 if mask(text) == text else 0o600)
-    else:
-        machine.remove(wanted.components_file)
