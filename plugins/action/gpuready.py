@@ -15,6 +15,7 @@ from ansible.plugins.action import ActionBase
 
 from gpuready.outcome import Failure, mask
 from gpuready.rendering import zipapp
+from gpuready.spec.interpreter import DEFAULT, interpreter
 
 INSTALLED = "/opt/gpuready"
 NEVER_BEGAN = ("can't open file", "can't find '__main__'", "zipimport.ZipImportError", "zlib.error", "null bytes")
@@ -22,7 +23,6 @@ KILLED = (-9, 137, -15, 143)
 """What a shell answers for a command that ended by SIGKILL or SIGTERM."""
 PAUSE_SECONDS = 2
 TELL_AGAIN_SECONDS = 60
-DEFAULT_PYTHON = "/usr/bin/python3"
 # Built here, because Ansible loads this file before it forks a worker for each task and host.
 zipapp.build()
 
@@ -101,11 +101,12 @@ class ActionModule(ActionBase):
         """Return the interpreter of the machine that the task really runs on."""
         if self._task.delegate_to:
             delegated = (task_vars.get("ansible_delegated_vars") or {}).get(self._task.delegate_to) or {}
-            local = sys.executable if getattr(self._connection, "_remote_is_local", False) else DEFAULT_PYTHON
-            found = delegated.get("ansible_python_interpreter") or local
+            default = sys.executable if getattr(self._connection, "_remote_is_local", False) else DEFAULT
+            declared = delegated.get("ansible_python_interpreter")
         else:
-            found = task_vars.get("ansible_python_interpreter") or DEFAULT_PYTHON
-        return self._templar.template(found)
+            default = DEFAULT
+            declared = task_vars.get("ansible_python_interpreter")
+        return interpreter(self._templar.template(declared), default)
 
     def _result(self, answer: dict) -> dict | None:
         """Return the result that the command printed; None when it printed none."""

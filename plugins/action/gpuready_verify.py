@@ -13,6 +13,8 @@ from pathlib import Path
 from ansible.errors import AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
 
+from gpuready.spec.interpreter import interpreter
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 SUITE = CHECKOUT / "tests" / "verify"
 PACKAGE = "tests.verify.probe"
@@ -57,7 +59,7 @@ class ActionModule(ActionBase):
         return {**result, "changed": False, **self._judge(host, snapshot)}
 
     def _ask(self, host: str, task_vars: dict) -> dict:
-        python = self._templar.template(task_vars.get("ansible_python_interpreter") or "/usr/bin/python3")
+        python = interpreter(self._templar.template(task_vars.get("ansible_python_interpreter")))
         try:
             answer = self._low_level_execute_command(f"{python} -I -", in_data=program().encode())
         except AnsibleConnectionFailure as error:
