@@ -94,6 +94,18 @@ def test_a_folder_of_another_mode_is_corrected_and_a_file_in_its_place_is_refuse
         agent.install(machine, False, source)
 
 
+def test_a_share_of_weights_that_is_mounted_read_only_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, source = server(tmp_path, Accounts(True, agent.NO_LOGIN))
+    agent.install(machine, check=False, source=source)
+    for folder in ("/srv/models", "/etc/gpuready"):
+        machine.path(folder).chmod(0o700)
+    monkeypatch.setattr(agent, "_is_read_only", lambda _: True)
+    result = agent.install(machine, check=True, source=source)
+    assert [change.header for change in result.diff] == ["/etc/gpuready"]
+
+
 def test_older_server_parts_go_but_for_the_one_before(tmp_path: Path) -> None:
     machine, _ = server(tmp_path, Accounts(True, agent.NO_LOGIN))
     for number in range(4):

@@ -23,9 +23,9 @@ DAY = 86400
 GOOD = {"mount": "/", "place": "/", "problem": "", "noexec": False}
 
 
-def judged(**targets: dict[str, Any]) -> list[str]:
+def judged(places_models: bool = True, **targets: dict[str, Any]) -> list[str]:
     facts = {"targets": {path: {**GOOD, **found} for path, found in targets.items()}}
-    return [failure.sentence() for failure in surroundings.target_failures("h1", facts)]
+    return [failure.sentence() for failure in surroundings.target_failures("h1", facts, places_models)]
 
 
 # ------------------------------------------------------------------------------------------------ reading
@@ -126,6 +126,21 @@ def test_the_sentence_of_a_cause(path: str, found: dict[str, Any], sentence: str
 def test_noexec_matters_only_where_programs_run() -> None:
     elsewhere: dict[str, Any] = {"/srv/models": {"noexec": True}, "/etc/gpuready": {"noexec": True}}
     assert judged(**elsewhere, **{"/usr": {"noexec": None}}) == []
+
+
+def test_a_share_of_weights_need_not_be_writable() -> None:
+    share = {"problem": "read-only", "mount": "/srv/models", "place": "/srv/models"}
+    above = {"problem": "read-only", "mount": "/srv", "place": "/srv"}
+    assert judged(places_models=False, **{"/srv/models": share}) == []
+    assert "gpuready writes to /srv/models" in judged(places_models=True, **{"/srv/models": share})[0]
+    # The folder is not there, and the stage agent would make it.
+    assert "gpuready writes to /srv/models" in judged(places_models=False, **{"/srv/models": above})[0]
+
+
+@pytest.mark.parametrize("problem", ["no folder", "immutable", "denied"])
+def test_anything_else_that_is_wrong_with_the_models_folder_is_refused(problem: str) -> None:
+    (said,) = judged(places_models=False, **{"/srv/models": {"problem": problem, "place": "/srv/models"}})
+    assert said.startswith("host h1: /srv/models ")
 
 
 # ------------------------------------------------------------------------------------------------ clock

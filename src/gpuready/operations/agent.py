@@ -18,7 +18,8 @@ KEPT = 2
 """Server parts kept: the current one and the one before, which a unit's step may still be running from."""
 
 HOME = "/var/lib/gpuready"
-FOLDERS = ("/etc/gpuready", FOLDER, f"{FOLDER}/engines", "/srv/models", "/var/cache/gpuready", HOME)
+MODELS = "/srv/models"
+FOLDERS = ("/etc/gpuready", FOLDER, f"{FOLDER}/engines", MODELS, "/var/cache/gpuready", HOME)
 FOLDER_MODE = 0o755
 NO_LOGIN = "/usr/sbin/nologin"
 
@@ -81,6 +82,8 @@ def _folders(machine: Machine, check: bool) -> Result:
         if path.exists() and not path.is_dir():
             what = f"{name} on this server is not a folder"
             raise MachineCannot(Failure("agent.folder", what, "", "move it away and run again"))
+        if name == MODELS and path.exists() and _is_read_only(path):
+            continue  # a share of weights, which nobody changes from here
         now = "absent" if not path.exists() else _access(path)
         wanted = f"{os.geteuid()}:{os.getegid()} {FOLDER_MODE:04o}"
         if now == wanted:
@@ -92,6 +95,10 @@ def _folders(machine: Machine, check: bool) -> Result:
             path.chmod(FOLDER_MODE)
     result.changed = bool(result.diff)
     return result
+
+
+def _is_read_only(path: Path) -> bool:
+    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
 
 
 def _access(path: Path) -> str:

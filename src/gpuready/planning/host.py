@@ -116,7 +116,7 @@ def decide(
     """
     cards = catalog.load("gpus")["cards"]
     failures = preflight.system_failures(host, facts)
-    failures += surroundings.target_failures(host, facts)
+    failures += surroundings.target_failures(host, facts, places_models=bool(generated))
     failures += preflight.simulation_failures(host, spec["gpuready_simulated"], facts)
     known_card = any(spec["gpuready_gpu_model"] in (key, *card["aliases"]) for key, card in cards.items())
     if known_card:

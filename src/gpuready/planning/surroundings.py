@@ -7,6 +7,7 @@ from typing import Any
 
 from gpuready.outcome import Failure
 from gpuready.planning import clock
+from gpuready.planning.plan import MODELS_FOLDER
 
 TARGETS = (
     "/etc/apt/apt.conf.d",
@@ -18,7 +19,7 @@ TARGETS = (
     "/etc/systemd/system",
     "/opt/gpuready",
     "/run",
-    "/srv/models",
+    MODELS_FOLDER,
     "/usr",
     "/var/cache/apt",
     "/var/lib/apt",
@@ -35,11 +36,16 @@ _READ_ONLY_FIX = (
 )
 
 
-def target_failures(host: str, facts: Mapping[str, Any]) -> list[Failure]:
-    """Check that everything which stages write can be written; one sentence per cause."""
+def target_failures(host: str, facts: Mapping[str, Any], places_models: bool) -> list[Failure]:
+    """Check that everything which stages write can be written; one sentence per cause.
+
+    `places_models` says whether gpuready puts a model of its own under /srv/models. Else nothing is written there, and
+    it may be a share of weights that this server only reads.
+    """
     causes: dict[tuple[str, str], list[str]] = {}
     for path, found in facts["targets"].items():
-        if found["problem"]:
+        is_only_read = path == MODELS_FOLDER and not places_models and found["place"] == path
+        if found["problem"] and not (is_only_read and found["problem"] == "read-only"):
             # What is above all of them says it once.
             where = (found["mount"] or found["place"]) if found["problem"] == "read-only" else found["place"]
             causes.setdefault((found["problem"], where), []).append(path)
