@@ -11,6 +11,7 @@ from pathlib import Path
 from gpuready.operations import packages
 from gpuready.operations.machine import Machine
 from gpuready.outcome import Change, Exit, Failure, Result
+from gpuready.serving.files import read_json
 
 RECORD = "/var/lib/gpuready/cuda.json"
 
@@ -64,7 +65,8 @@ def verify(machine: Machine, wanted: Wanted, check: bool) -> Result:
         return _no(Failure("cuda.version", what, "" if found else shown.complaint, fix))
     proof = {"nvcc": nvcc, "version": wanted.version, "sm": wanted.sm, "build": _build(shown.out)}
     data = {**proof, "compiled": True}
-    if json.loads(machine.read(RECORD) or "{}") == proof:
+    # A record that is not whole proves nothing.
+    if read_json(machine.path(RECORD)) == proof:
         return Result(data=data, summary=f"CUDA {wanted.version} compiles for {wanted.sm} (proved before)")
     with tempfile.TemporaryDirectory(prefix="gpuready-cuda-") as folder:
         source, binary = Path(folder) / "scale.cu", Path(folder) / "scale.cubin"
