@@ -10,12 +10,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from ansible.errors import AnsibleActionFail
+from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
 
 from gpuready.outcome import Failure, mask
 from gpuready.rendering import zipapp
 from gpuready.spec.interpreter import DEFAULT, interpreter
+from gpuready.spec.reach import unreachable
 
 INSTALLED = "/opt/gpuready"
 NEVER_BEGAN = ("can't open file", "can't find '__main__'", "zipimport.ZipImportError", "zlib.error", "null bytes")
@@ -52,7 +53,12 @@ class ActionModule(ActionBase):
         if self._task.check_mode:
             words.append("--check")
         given = json.dumps(self._with_proxy(options["input"], task_vars or {}))
-        answer = self._ask_patiently(words, given, task_vars or {})
+        try:
+            answer = self._ask_patiently(words, given, task_vars or {})
+        except AnsibleConnectionFailure as error:
+            address = self._templar.template((task_vars or {}).get("ansible_host", self._host))
+            # Without the cause: it would be said twice.
+            raise AnsibleConnectionFailure(unreachable(self._host, address, str(error))) from None
         python = self._python(task_vars or {})
         return self._as_ansible(answer, options["noun"], options["verb"], python)
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from ansible._internal._datatag._tags import Origin, VaultedValue
-from ansible.errors import AnsibleConnectionFailure
 from ansible.parsing.vault import is_encrypted
 from ansible.plugins.action import ActionBase
 from ansible.utils.vars import load_extra_vars
@@ -34,15 +33,6 @@ from gpuready.spec.values import Secret
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 GENERATOR = CHECKOUT / "sim" / "tiny_model.py"
-
-
-def _remedy(said: str) -> str:
-    """Return what to do about an SSH failure."""
-    if "Host key verification failed" in said:
-        return "check its host key and add it to known_hosts (ssh to it once by hand)"
-    if "Permission denied" in said:
-        return "check ansible_user and its key"
-    return "start it, or leave it out with --limit"
 
 
 @functools.cache
@@ -115,6 +105,8 @@ class ActionModule(ActionBase):
             return self._refuse(result, failures + refusal.failures)
         for line in self._explain(plan, note):
             self._display.display(f"  {host}: {line}")
+        # With -v Ansible prints what a task returns; the whole plan, with what flags hold, is nothing for a screen.
+        result["_ansible_verbose_override"] = True
         result["ansible_facts"] = {"gpuready_facts": facts, "gpuready_plan": plan, "gpuready_files": files}
         return result
 
@@ -159,15 +151,7 @@ class ActionModule(ActionBase):
             templar=self._templar,
             shared_loader_obj=self._shared_loader_obj,
         )
-        try:
-            answer = action.run(task_vars=task_vars)
-        except AnsibleConnectionFailure as error:
-            # Without the cause: it would be said twice.
-            said = str(error).strip().splitlines()[-1]
-            address = self._templar.template(task_vars.get("ansible_host", host))
-            raise AnsibleConnectionFailure(
-                f"host {host} ({address}) cannot be reached: {said}; {_remedy(said)}."
-            ) from None
+        answer = action.run(task_vars=task_vars)
         if answer.get("failed"):
             said = answer["failures"]
             raise Refusal(Failure(one["code"], f"host {host}: {one['what']}", one["why"], one["fix"]) for one in said)

@@ -14,6 +14,7 @@ from ansible.errors import AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
 
 from gpuready.spec.interpreter import interpreter
+from gpuready.spec.reach import unreachable
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SUITE = CHECKOUT / "tests" / "verify"
@@ -63,12 +64,9 @@ class ActionModule(ActionBase):
         try:
             answer = self._low_level_execute_command(f"{python} -I -", in_data=program().encode())
         except AnsibleConnectionFailure as error:
-            said = str(error).strip().splitlines()[-1]
             address = self._templar.template(task_vars.get("ansible_host", host))
             # Without the cause: it would be said twice.
-            raise AnsibleConnectionFailure(
-                f"host {host} ({address}) cannot be reached: {said}; start it, or leave it out with --limit."
-            ) from None
+            raise AnsibleConnectionFailure(unreachable(host, address, str(error))) from None
         try:
             # A login banner may come before it.
             snapshot = json.loads(answer["stdout"].strip().splitlines()[-1])

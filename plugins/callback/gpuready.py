@@ -165,5 +165,11 @@ class CallbackModule(Default):
 
     def _write_file(self):
         path = self.get_option("summary_file")
-        if path:
+        if not path:
+            return
+        try:
             Path(path).write_text(json.dumps(self._summary.as_dict(), indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            self._display.error(
+                f"The summary cannot be written to {path}: {error.strerror}; name another summary_file."
+            )

@@ -7,7 +7,8 @@ The shapes are a contract: Ansible, people and scripts read the same JSON,
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -21,12 +22,13 @@ def mask(text: str) -> str:
     return _CREDENTIALS.sub(r"\1***@", text) if "://" in text else text
 
 
-def _masked(value: Any) -> Any:
+def masked(value: Any) -> Any:
+    """Return data with every text in it masked."""
     if isinstance(value, str):
         return mask(value)
     if isinstance(value, dict):
-        return {key: _masked(one) for key, one in value.items()}
-    return [_masked(one) for one in value] if isinstance(value, (list, tuple)) else value
+        return {key: masked(one) for key, one in value.items()}
+    return [masked(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 class Exit(IntEnum):
@@ -113,25 +115,41 @@ class Result:
         self.undecided += other.undecided
         self.failures += other.failures
 
+    @contextmanager
+    def kept_by_failures(self, check: bool) -> Iterator[None]:
+        """Have a refusal from inside carry what was done before it; then it is no longer one that changed nothing."""
+        try:
+            yield
+        except Refusal as refusal:
+            if self.changed:
+                refusal.done = self
+                if refusal.exit == Exit.REFUSED and not check:
+                    refusal.exit = Exit.FAILED
+            raise
+
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON contract of every command; no address in it shows credentials."""
-        shown: dict[str, Any] = _masked(
+        """Return the JSON contract of every command; what is shown of it has no credentials in its addresses.
+
+        `data` is exact: the caller reads it back, and a masked address would be taken for the real one.
+        """
+        shown: dict[str, Any] = masked(
             {
                 "changed": self.changed,
                 "summary": self.summary,
                 "diff": [change.as_ansible() for change in self.diff],
                 "undecided": self.undecided,
                 "failures": [asdict(failure) for failure in self.failures],
-                "data": self.data,
             }
         )
-        return shown
+        return {**shown, "data": self.data}
 
 
 class Refusal(Exception):
     """Input that is refused before the first change, with every reason at once."""
 
     exit = Exit.REFUSED
+    done: Result | None = None
+    """What the command had done before; None where nothing was."""
 
     def __init__(self, failures: Failure | Iterable[Failure]) -> None:
         self.failures: list[Failure] = [failures] if isinstance(failures, Failure) else list(failures)

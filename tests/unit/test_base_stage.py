@@ -6,8 +6,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from gpuready.operations import base, firewall, firewall_rules, host, packages
 from gpuready.operations.machine import Done, Machine
+from gpuready.outcome import Exit, Refusal
 
 
 class Server:
@@ -126,3 +129,16 @@ def test_a_record_lost_to_an_interruption_is_written_by_the_next_run(tmp_path: P
     result = base.settle(machine, wanted, check=False)
     assert [change.header for change in result.diff] == [base.RECORD]
     assert json.loads(machine.read(base.RECORD) or "")["firewall"] is True
+
+
+def test_what_was_done_before_a_refusal_is_told_and_it_is_no_refusal_of_input_any_more(tmp_path: Path) -> None:
+    server = Server()
+    machine_of(tmp_path, server)
+    bad = base.Wanted(WANTED.packages, [host.File("/etc/b.conf", "b\n", validate=["apt-get", "%s"])])
+    machine = Machine(tmp_path, lambda argv: Done(1, "", "no") if argv[-1].endswith("b.conf") else server(argv))
+    with pytest.raises(Refusal) as refused:
+        base.settle(machine, bad, check=False)
+    done = refused.value.done
+    assert done is not None
+    assert "package nftables" in {change.header for change in done.diff}
+    assert refused.value.exit == Exit.FAILED

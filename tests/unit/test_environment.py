@@ -135,11 +135,15 @@ def test_no_result_and_no_refusal_shows_credentials(capsys: pytest.CaptureFixtur
         summary=f"asked {address}",
         diff=[Change(f"file {address}", f"URIs: {address}\n", "")],
         failures=[failure],
-        data={"repositories": [{"uri": address}]},
+        data={"stored_plan": {"flag": address}},
     )
+    assert result.as_dict()["data"] == {"stored_plan": {"flag": address}}, "what is read back is exact"
+    main._print_for_people(Result(data=result.data))
+    assert "https://***@mirror.example/debian" in capsys.readouterr().out
     main._print_for_people(result)
     printed = capsys.readouterr()
-    for said in (json.dumps(result.as_dict()), failure.sentence(), str(Refusal(failure)), printed.out, printed.err):
+    told = json.dumps({key: value for key, value in result.as_dict().items() if key != "data"})
+    for said in (told, failure.sentence(), str(Refusal(failure)), printed.out, printed.err):
         assert "secret" not in said
         assert "https://***@mirror.example/debian" in said
 

@@ -40,6 +40,12 @@ def test_a_sentence_without_parts_ends_with_what_to_do() -> None:
     assert next_step == "start it, or leave it out with --limit"
 
 
+def test_of_a_loop_the_item_that_failed_speaks_and_of_an_include_its_reason() -> None:
+    loop = {"msg": "One or more items failed", "results": [{"msg": "fine"}, {"msg": "no space left", "failed": True}]}
+    assert problem_of(loop) == ("no space left", GO_ON)
+    assert problem_of({"reason": "Could not find the file"}) == ("Could not find the file", GO_ON)
+
+
 def test_a_problem_that_the_play_dealt_with_is_none() -> None:
     summary = Summary()
     summary.failed("a", "Base", 1.0, {"msg": "the new rules shut us out"})

@@ -14,7 +14,8 @@ def _apply(call: Call) -> Result:
         what = "the input of gateway apply is {packages: {names: ...}, plan: ..., files: {name: text}, unit: text}"
         raise Refusal(Failure("input.gateway", what, "a part is missing", "site.yml makes it"))
     result = packages.ensure(Machine(), packages.Wanted(**needed), call.check)
-    applied = gateway.apply(plan, files, unit, call.check)
+    with result.kept_by_failures(call.check):
+        applied = gateway.apply(plan, files, unit, call.check)
     result.include(applied)
     result.data, result.summary = applied.data, applied.summary
     return result

@@ -12,12 +12,13 @@ import importlib
 import json
 import os
 import sys
+from dataclasses import replace
 from typing import Any
 
 from gpuready import __version__
 from gpuready.cli.environment import own_environment
 from gpuready.cli.verb import Call, Verb
-from gpuready.outcome import Busy, Exit, Failure, Refusal, Result
+from gpuready.outcome import Busy, Exit, Failure, Refusal, Result, masked
 from gpuready.serving import turn
 
 NOUNS: dict[str, str] = {
@@ -97,7 +98,7 @@ def _print_for_people(result: Result) -> None:
             for line in text.splitlines():
                 print(f"{sign}{line}")
     if result.data and not result.summary:
-        print(json.dumps(shown["data"], indent=2, sort_keys=True))
+        print(json.dumps(masked(shown["data"]), indent=2, sort_keys=True))
     for what in shown["undecided"]:
         print(f"decided after install: {what}")
     if result.summary:
@@ -128,7 +129,8 @@ def run(argv: list[str]) -> tuple[Result, bool]:
         data = {"wait_seconds": busy.wait_seconds}
         return Result(failures=busy.failures, exit=busy.exit, data=data), as_json
     except Refusal as refusal:
-        return Result(failures=refusal.failures, exit=refusal.exit), as_json
+        done = refusal.done or Result()
+        return replace(done, failures=refusal.failures, exit=refusal.exit, data={}), as_json
     except PermissionError as error:
         what = f"{error.filename or 'something'} may not be touched"
         failure = Failure("machine.permission", what, str(error.strerror), "run as root")

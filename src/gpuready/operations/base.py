@@ -37,6 +37,12 @@ def settle(machine: Machine, wanted: Wanted, check: bool) -> Result:
     `data.notes` says what this machine does not allow; `data.confirm` that rules of the packet filter are on trial.
     """
     result = Result(data={"confirm": False})
+    with result.kept_by_failures(check):
+        _settle(machine, wanted, check, result)
+    return result
+
+
+def _settle(machine: Machine, wanted: Wanted, check: bool, result: Result) -> None:
     notes: list[str] = []
     clock = _packages_and_clock(machine, wanted, check, result, notes)
     result.include(host.place_files(machine, wanted.files, check))
@@ -61,7 +67,6 @@ def settle(machine: Machine, wanted: Wanted, check: bool) -> Result:
         result.include(_keep(machine, record, check))
     result.data["notes"] = notes
     result.summary = "; ".join([_word(result, check), *notes])
-    return result
 
 
 def _word(result: Result, check: bool) -> str:

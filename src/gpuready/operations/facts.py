@@ -16,7 +16,7 @@ from typing import Any
 from gpuready.hardware import host, nvml, pci, surroundings
 from gpuready.operations import packages as interrupted
 from gpuready.operations.machine import Machine
-from gpuready.outcome import Failure, Refusal
+from gpuready.outcome import Failure, Refusal, masked
 from gpuready.serving import engines, models
 from gpuready.serving.files import read_json
 from gpuready.serving.layout import Layout
@@ -78,7 +78,7 @@ def show(request: Mapping[str, Any]) -> dict[str, Any]:
         "begun": begun(packages),
         "candidates": offered,
         "candidates_problem": unread,
-        "repositories": repositories() if None in packages.values() and shutil.which("apt-get") else [],
+        "repositories": masked(repositories()) if None in packages.values() and shutil.which("apt-get") else [],
         "stored_plan": stored,
         "placement": placement(stored),
     }

@@ -189,7 +189,9 @@ def _validate(machine: Machine, text: str) -> None:
     done = machine.run(["nft", "--check", "--file", str(machine.path(draft))])
     machine.remove(draft)
     if done.code:
-        raise Refusal(Failure("firewall.invalid", "nft refuses the rules", done.complaint, "nothing was changed"))
+        raise Refusal(
+            Failure("firewall.invalid", "nft refuses the rules", done.complaint, "the packet filter is as it was")
+        )
 
 
 def _trial(machine: Machine, text: str, now: _Now, seconds: int) -> None:

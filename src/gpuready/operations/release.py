@@ -64,6 +64,15 @@ class Applier:
 
     def apply(self, plan: Mapping[str, Any], files: Mapping[str, Mapping[str, str]], unit_text: str) -> Result:
         """Bring all deployments of the host to the plan; stop at the first that does not come up."""
+        with self._result.kept_by_failures(self.check):
+            try:
+                self._apply(plan, files, unit_text)
+            finally:
+                self._result.changed = bool(self._words)
+        self._result.summary = "; ".join(self._words) if self._words else "every deployment is as planned and serves"
+        return self._result
+
+    def _apply(self, plan: Mapping[str, Any], files: Mapping[str, Mapping[str, str]], unit_text: str) -> None:
         report = nvml.probe()
         self._gpus = report.gpus if report else ()
         self._unit_digest = units.digest_of(unit_text)
@@ -84,9 +93,6 @@ class Applier:
             for store in {target.store for target in targets}:
                 store.prune()
             self._record(plan)
-        self._result.changed = bool(self._words)
-        self._result.summary = "; ".join(self._words) if self._words else "every deployment is as planned and serves"
-        return self._result
 
     def _say(self, done: str, would: str) -> str:
         return would if self.check else done

@@ -85,7 +85,10 @@ class Summary:
 
 def sentences(result: Mapping[str, Any]) -> list[str]:
     """Return what a failed task says, one sentence each."""
-    said = str(result.get("msg") or "").strip().removeprefix("Task failed: ")
+    loop = [one for one in result.get("results") or [] if one.get("failed") or one.get("unreachable")]
+    if loop:
+        return sentences(loop[0])
+    said = str(result.get("msg") or result.get("reason") or "").strip().removeprefix("Task failed: ")
     return [line.strip() for line in said.splitlines() if line.strip()] or ["failed without a word"]
 
 
