@@ -258,7 +258,9 @@ def test_a_value_out_of_a_vault_is_judged_and_never_shown(whole: bool, declared:
         path.write_text(path.read_text() + subprocess.run(words, capture_output=True, text=True, check=True).stdout)
     run = preflight(declared, recorded, "--vault-password-file", str(password))
     assert run.rc == 2
-    (sentence,) = run.sentences()["h1"]
+    *others, sentence = run.sentences()["h1"]
+    assert len(others) == whole
+    assert all("gpuready_deployments[0] is a secret, and rendered files are no place for one" in one for one in others)
     assert ".yml:19, gateway_bind = (from a vault, not shown) is refused: allowed is * or an IPv4" in sentence
     assert_clean(run.output)
 

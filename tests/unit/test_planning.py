@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
+import math
 from typing import Any
 
 import pytest
 
 from gpuready import catalog
 from gpuready.outcome import Refusal
+from gpuready.planning.flags import split
 from gpuready.planning.memory import budget
 from gpuready.planning.model import ModelFacts, UnknownModel, read_facts
 from gpuready.planning.placement import place
@@ -166,6 +169,28 @@ def test_more_gpus_than_there_are() -> None:
 )
 def test_refusals_name_value_and_remedy(change: dict[str, Any], words: str) -> None:
     assert any(words in sentence for sentence in refusal(spec(deployment(**change))))
+
+
+@pytest.mark.parametrize(
+    ("value", "shown", "why"),
+    [
+        (datetime.date(2026, 11, 30), "2026-11-30", "2026-11-30 is a date"),
+        (math.nan, "nan", "nan is not finite"),
+        ({"a": [1, -math.inf]}, "{'a': [1, -inf]}", "-inf is not finite"),
+        (b"x", "b'x'", "b'x' is a binary value"),
+        ({1: "a"}, "{1: 'a'}", "its key 1 is no text"),
+        (2**64, "18446744073709551616", "a number has more than 64 bits"),
+    ],
+)
+def test_a_flags_value_that_its_file_cannot_hold_is_refused(value: Any, shown: str, why: str) -> None:
+    (sentence,) = refusal(spec(deployment(flags={"x": value})))
+    allowed = "allowed are texts, finite numbers, true, false, null, and lists and mappings of these"
+    assert sentence == f"host h1, deployment chat, flags.x = {shown} is refused: {why}, {allowed}; correct it."
+
+
+def test_a_flags_value_that_its_file_can_hold_is_kept() -> None:
+    value = {"a": [None, True, 1.5, {"b": "x"}], "c": -1}
+    assert split("here", {"x": value}) == ({}, {"x": value}, [])
 
 
 def test_flag_that_does_not_fit_is_refused_with_the_limit() -> None:

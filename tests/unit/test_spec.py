@@ -10,6 +10,7 @@ import pytest
 from gpuready.outcome import Failure
 from gpuready.spec.check import check_declaration, with_place
 from gpuready.spec.inventory import locator, role_options
+from gpuready.spec.values import Secret
 
 ROOT = Path(__file__).resolve().parents[2]
 ROLES = {"gateway": ["gateway_port"]}
@@ -101,6 +102,25 @@ def in_deployment(**change: Any) -> dict[str, Any]:
 def test_mistake_inside_a_deployment(change: dict[str, Any], words: str) -> None:
     (sentence,) = sentences(in_deployment(**change))
     assert words in sentence
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"flags": {"x": Secret("hunter2")}}, "gpuready_deployments[0].flags.x"),
+        ({"flags": {"x": {"headers": ["a", Secret("hunter2")]}}}, "gpuready_deployments[0].flags.x.headers[1]"),
+        ({"flags": {Secret("hunter2"): 1}}, "gpuready_deployments[0].flags"),
+        ({"model_path": Secret("/hunter2")}, "gpuready_deployments[0].model_path"),
+        ({"workload": Secret("hunter2")}, "gpuready_deployments[0].workload"),
+    ],
+)
+def test_a_secret_in_a_deployment_is_refused_and_not_shown(change: dict[str, Any], key: str) -> None:
+    values = in_deployment(**change)
+    spec, failures = check_declaration("h1", values, ROLES)
+    said = [failure.sentence() for failure in failures]
+    assert spec is None
+    assert f"host h1, {key} is a secret, and rendered files are no place for one; remove it, or write it " in said[0]
+    assert "hunter2" not in "".join(said)
 
 
 def test_percentiles_in_the_wrong_order() -> None:

@@ -23,7 +23,11 @@ DAY = 86400
 GOOD = {"mount": "/", "place": "/", "problem": "", "noexec": False}
 
 
-def judged(places_models: bool = True, **targets: dict[str, Any]) -> list[str]:
+def judged(**targets: dict[str, Any]) -> list[str]:
+    return judged_with(True, targets)
+
+
+def judged_with(places_models: bool, targets: dict[str, dict[str, Any]]) -> list[str]:
     facts = {"targets": {path: {**GOOD, **found} for path, found in targets.items()}}
     return [failure.sentence() for failure in surroundings.target_failures("h1", facts, places_models)]
 
@@ -131,15 +135,15 @@ def test_noexec_matters_only_where_programs_run() -> None:
 def test_a_share_of_weights_need_not_be_writable() -> None:
     share = {"problem": "read-only", "mount": "/srv/models", "place": "/srv/models"}
     above = {"problem": "read-only", "mount": "/srv", "place": "/srv"}
-    assert judged(places_models=False, **{"/srv/models": share}) == []
-    assert "gpuready writes to /srv/models" in judged(places_models=True, **{"/srv/models": share})[0]
+    assert judged_with(False, {"/srv/models": share}) == []
+    assert "gpuready writes to /srv/models" in judged_with(True, {"/srv/models": share})[0]
     # The folder is not there, and the stage agent would make it.
-    assert "gpuready writes to /srv/models" in judged(places_models=False, **{"/srv/models": above})[0]
+    assert "gpuready writes to /srv/models" in judged_with(False, {"/srv/models": above})[0]
 
 
 @pytest.mark.parametrize("problem", ["no folder", "immutable", "denied"])
 def test_anything_else_that_is_wrong_with_the_models_folder_is_refused(problem: str) -> None:
-    (said,) = judged(places_models=False, **{"/srv/models": {"problem": problem, "place": "/srv/models"}})
+    (said,) = judged_with(False, {"/srv/models": {"problem": problem, "place": "/srv/models"}})
     assert said.startswith("host h1: /srv/models ")
 
 

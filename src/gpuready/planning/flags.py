@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpuready.outcome import Failure
@@ -73,6 +74,10 @@ def split(where: str, flags: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
                 settings[setting] = number
         elif near := difflib.get_close_matches(name, [*SETTINGS, *OWN], n=1, cutoff=0.92):
             failures.append(Failure("plan.flag", f"{where}, flags.{key}: no such flag", "", f"did you mean {near[0]}?"))
+        elif strange := next(_strange(value), None):
+            what = f"{where}, flags.{key} = {_shown(value)} is refused"
+            allowed = "allowed are texts, finite numbers, true, false, null, and lists and mappings of these"
+            failures.append(Failure("plan.flag", what, f"{strange}, {allowed}", "correct it"))
         else:
             rest[name] = value
         written[positive] = key
@@ -89,9 +94,32 @@ def _number(kind: type, value: Any) -> int | float | None:
     return value if value == value else None
 
 
+def _strange(value: Any) -> Iterator[str]:
+    """Yield what of a value the engine's file cannot hold as it is meant."""
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            if not isinstance(key, str):
+                yield f"its key {_shown(key)} is no text"
+            yield from _strange(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _strange(one)
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            yield f"{value} is not finite"
+    elif isinstance(value, int):
+        if abs(value) >= 2**64:
+            yield "a number has more than 64 bits"
+    elif value is not None and not isinstance(value, str):
+        yield f"{_shown(value)} is a {_NOUNS.get(type(value).__name__, 'value of another kind')}"
+
+
+_NOUNS = {"date": "date", "datetime": "date", "bytes": "binary value", "set": "set"}
+
+
 def _shown(value: Any) -> str:
     try:
-        return ascii(value)[:80]
+        return (ascii(value) if isinstance(value, str | list | Mapping) else ascii(str(value))[1:-1])[:80]
     except ValueError:
         return "a number of more than 4300 digits"
 

@@ -14,7 +14,7 @@ from gpuready import catalog
 from gpuready.outcome import Failure
 from gpuready.spec.model import HostSpec
 from gpuready.spec.options import Path, Problem
-from gpuready.spec.values import path_text, shown, yaml_hint
+from gpuready.spec.values import Secret, path_text, shown, yaml_hint
 
 PREFIX = "gpuready_"
 CORRECT = "correct it in the inventory"
@@ -210,15 +210,38 @@ def _catalog_failures(host: str, spec: HostSpec, locate: Locate) -> list[Failure
     return failures
 
 
+def _secrets(path: Path, value: object) -> Iterator[Path]:
+    """Yield where something out of a vault stands; a mapping of which a key is secret is named as a whole."""
+    if isinstance(value, Secret) or (isinstance(value, Mapping) and any(isinstance(key, Secret) for key in value)):
+        yield path
+    elif isinstance(value, Mapping | list):
+        for key, one in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _secrets((*path, key), one)
+
+
+def _secret_failures(host: str, declared: Mapping[str, Any], locate: Locate) -> list[Failure]:
+    """Return a failure for every secret in a deployment: what it says is rendered, and shown in differences."""
+    fix = "remove it, or write it outside the vault where it is none; engines listen on loopback only"
+    return [
+        Failure(
+            "spec.secret", f"{where(host, path, locate)} is a secret, and rendered files are no place for one", "", fix
+        )
+        for path in _secrets(("gpuready_deployments",), declared.get("gpuready_deployments"))
+    ]
+
+
 def check_declaration(
     host: str, declared: Mapping[str, Any], roles: Mapping[str, Iterable[str]], locate: Locate = nowhere
 ) -> tuple[HostSpec | None, list[Failure]]:
     """Return the checked declaration of one host, and every mistake at once.
 
-    The declaration is None when its own values cannot be read or told apart; with other mistakes (an unknown name
-    beside it, a name that the catalog lacks) it is still returned, so that more can be checked in the same pass.
+    The declaration is None when its own values cannot be read or told apart, or hold a secret that a later sentence
+    could show; with other mistakes (an unknown name beside it, a name that the catalog lacks) it is still returned, so
+    that more can be checked in the same pass.
     """
     failures = unknown_names(host, declared, roles, locate)
+    secrets = _secret_failures(host, declared, locate)
+    failures += secrets
     known = {key: value for key, value in declared.items() if key in HostSpec.model_fields}
     try:
         spec = HostSpec.model_validate(known)
@@ -226,4 +249,4 @@ def check_declaration(
         errors = error.errors(include_url=False)
         return None, failures + [_failure(host, one, locate) for one in errors]
     twins = _twins(host, spec, locate)
-    return None if twins else spec, failures + twins + _catalog_failures(host, spec, locate)
+    return None if twins or secrets else spec, failures + twins + _catalog_failures(host, spec, locate)
