@@ -1,4 +1,4 @@
-"""Kernel parameters, small files, /dev/shm and the clock on a directory with programs that are played."""
+"""Kernel parameters, small files and the clock on a directory with programs that are played."""
 
 from __future__ import annotations
 
@@ -132,61 +132,21 @@ def test_mode_alone_is_a_change(machine: Machine) -> None:
     assert machine.path("/etc/a.conf").stat().st_mode & 0o777 == 0o644
 
 
-# ------------------------------------------------------------------------------------------------ /dev/shm
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("", "tmpfs\t/dev/shm\ttmpfs\tnosuid,nodev,size=60%\t0\t0\n"),
-        ("# x\n", "# x\ntmpfs\t/dev/shm\ttmpfs\tnosuid,nodev,size=60%\t0\t0\n"),
-        ("tmpfs /dev/shm tmpfs defaults 0 0\n", "tmpfs\t/dev/shm\ttmpfs\tsize=60%\t0\t0\n"),
-        ("shm /dev/shm tmpfs noexec,size=4G 0 0\n", "shm\t/dev/shm\ttmpfs\tnoexec,size=60%\t0\t0\n"),
-        ("tmpfs /dev/shm tmpfs nodev,size=60% 0 0\n", "tmpfs /dev/shm tmpfs nodev,size=60% 0 0\n"),
-        ("#tmpfs /dev/shm tmpfs size=1G 0 0\n", None),
-    ],
-)
-def test_fstab_keeps_its_other_options(before: str, after: str | None) -> None:
-    expected = after or before + "tmpfs\t/dev/shm\ttmpfs\tnosuid,nodev,size=60%\t0\t0\n"
-    assert host.fstab_with_shm(before, 60) == expected
-
-
-def shm_machine(tmp_path: Path, size: int) -> Machine:
-    sizes = [size]
-
-    def run(argv: Sequence[str]) -> Done:
-        if argv[0] == "mount":
-            sizes[0] = 1000 * 1024 * int(argv[2].rpartition("=")[2].rstrip("%")) // 100
-        return Done(0, f"{sizes[0]}\n", "")
-
-    machine = Machine(tmp_path, run)
-    machine.write("/proc/meminfo", "MemTotal:       1000 kB\n")
-    machine.write("/etc/fstab", "# UNCONFIGURED\n")
-    return machine
-
-
-def test_shm_that_is_large_enough_is_left_alone(tmp_path: Path) -> None:
-    machine = shm_machine(tmp_path, 512_000)
-    assert not host.set_shm(machine, 50, check=False).changed
-    assert machine.read("/etc/fstab") == "# UNCONFIGURED\n"
-
-
-def test_shm_is_enlarged_once(tmp_path: Path) -> None:
-    machine = shm_machine(tmp_path, 102_400)
-    assert host.set_shm(machine, 50, check=True).changed
-    assert host.set_shm(machine, 50, check=False).data["bytes"] == 512_000
-    assert not host.set_shm(machine, 50, check=False).changed
-
-
 # ------------------------------------------------------------------------------------------------ time
 
 
-def clock(active: str = "", installed: dict[str, str] | None = None, container: str = "") -> Machine:
+def clock(active: str = "", installed: dict[str, str] | None = None, container: str = "", refuses: str = "") -> Machine:
+    states = installed or {}
+
     def run(argv: Sequence[str]) -> Done:
+        if argv[1] == refuses:
+            return Done(1, "", "/etc is read-only")
+        if argv[1] == "enable" and argv[2] in states:
+            states[argv[2]] = "enabled"
         if argv[1] == "is-active":
             return Done(0, "".join("active\n" if unit == active else "inactive\n" for unit in argv[2:]), "")
         if argv[1] == "list-unit-files":
-            return Done(0, "".join(f"{unit} {state} enabled\n" for unit, state in (installed or {}).items()), "")
+            return Done(0, "".join(f"{unit} {state} enabled\n" for unit, state in states.items()), "")
         if argv[0] == "systemd-detect-virt":
             return Done(0, f"{container}\n", "") if container else Done(1, "none\n", "")
         return Done(0, "", "")
@@ -197,6 +157,31 @@ def clock(active: str = "", installed: dict[str, str] | None = None, container: 
 def test_whatever_keeps_the_time_is_adopted() -> None:
     result = host.keep_time(clock(active="ntpsec.service"), check=False)
     assert (result.changed, result.data["daemon"], result.data["install"]) == (False, "ntpsec", [])
+
+
+@pytest.mark.parametrize("state", ["enabled", "static", "alias", "indirect", "generated"])
+def test_a_service_that_keeps_the_time_at_the_next_boot_too_is_left_as_it_is(state: str) -> None:
+    machine = clock(active="chrony.service", installed={"chrony.service": state}, refuses="enable")
+    assert not host.keep_time(machine, check=False).changed
+
+
+@pytest.mark.parametrize("state", ["disabled", "enabled-runtime"])
+def test_a_service_that_keeps_the_time_until_the_next_boot_is_enabled(state: str) -> None:
+    machine = clock(active="chrony.service", installed={"chrony.service": state})
+    asked = host.keep_time(machine, check=True)
+    assert [(one.header, one.before, one.after) for one in asked.diff] == [
+        ("chrony.service", f"{state}\n", "enabled\n")
+    ]
+    # Nothing was done yet: there is still something to change.
+    assert host.keep_time(machine, check=False).changed
+    again = host.keep_time(machine, check=False)
+    assert (again.changed, again.diff, again.data["daemon"]) == (False, [], "chrony")
+
+
+def test_a_service_that_cannot_be_enabled_is_said() -> None:
+    machine = clock(active="chrony.service", installed={"chrony.service": "disabled"}, refuses="enable")
+    with pytest.raises(Failed, match=r"chrony keeps the time and could not be enabled .*: /etc is read-only; see"):
+        host.keep_time(machine, check=False)
 
 
 def test_a_missing_time_service_is_named_for_installation() -> None:

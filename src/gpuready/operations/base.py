@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpuready.operations import firewall, firewall_rules, host, packages
+from gpuready.operations import firewall, firewall_rules, host, packages, shared_memory
 from gpuready.operations.machine import Machine
 from gpuready.outcome import Change, Result
 
@@ -51,7 +51,7 @@ def _settle(machine: Machine, wanted: Wanted, check: bool, result: Result) -> No
     if parameters.data["not_applied"] or parameters.data["left"]:
         notes.append(parameters.summary)
     if wanted.shm_percent is not None:
-        shm = host.set_shm(machine, wanted.shm_percent, check)
+        shm = shared_memory.set_shm(machine, wanted.shm_percent, check)
         result.include(shm)
         if not shm.data["applied"]:
             notes.append(shm.summary)

@@ -1,4 +1,4 @@
-"""Settings of the host: small files, kernel parameters, shared memory, the clock."""
+"""Settings of the host: small files, kernel parameters, the clock."""
 
 from __future__ import annotations
 
@@ -222,99 +222,6 @@ def _set_after_ours(machine: Machine) -> dict[str, str]:
     return keys
 
 
-# ------------------------------------------------------------------------------------------------ /dev/shm
-
-FSTAB = "/etc/fstab"
-SHM = "/dev/shm"  # noqa: S108 - the mount itself, not a file in it
-
-
-def set_shm(machine: Machine, percent: int, check: bool) -> Result:
-    """Give /dev/shm at least this share of the RAM, now and at boot.
-
-    NCCL and engines that run several processes pass tensors through it. Where the kernel's own size is enough
-    and /etc/fstab does not speak of it, nothing is written.
-    """
-    if not 1 <= percent <= 95:
-        raise Refusal(
-            Failure("shm.percent", f"base_shm_percent is {percent}", "", "set 1 to 95, or null to leave /dev/shm alone")
-        )
-    ram = _ram_bytes(machine)
-    size = _size_bytes(machine)
-    if size is None:
-        return Result(summary=f"not applied here: {SHM} (it is not a mount of its own)", data={"applied": False})
-    fstab = machine.read(FSTAB) or ""
-    wanted_fstab = fstab_with_shm(fstab, percent)
-    listed = any(_is_shm(line) for line in fstab.splitlines())
-    wanted = ram * percent // 100
-    if not listed and size >= wanted * 0.99:
-        return Result(
-            summary=f"{SHM} has {_gib(size)} GiB, at least {percent} % of the RAM",
-            data={"bytes": size, "applied": True},
-        )
-    result = Result(data={"bytes": size, "applied": True})
-    if wanted_fstab != fstab:
-        result.diff.append(Change(FSTAB, fstab, wanted_fstab))
-    resize = abs(size - wanted) > wanted * 0.01
-    if resize:
-        result.diff.append(Change(SHM, f"{_gib(size)} GiB\n", f"{_gib(wanted)} GiB ({percent} % of the RAM)\n"))
-    result.changed = bool(result.diff)
-    if check or not result.changed:
-        result.summary = f"{SHM} {'would have' if result.changed else 'has'} {percent} % of the RAM"
-        return result
-    if wanted_fstab != fstab:
-        machine.write(FSTAB, wanted_fstab)
-    if resize:
-        done = machine.run(["mount", "-o", f"remount,size={percent}%", SHM])
-        size = _size_bytes(machine) or 0
-        if done.code or abs(size - wanted) > wanted * 0.01:
-            why = done.complaint if done.code else f"it has {_gib(size)} GiB after the remount"
-            what = f"{SHM} could not be given {percent} % of the RAM ({_gib(wanted)} GiB)"
-            raise Failed(Failure("shm.remount", what, why, f"{FSTAB} asks for it at the next boot"))
-    result.data["bytes"] = size
-    result.summary = f"{SHM} has {_gib(size)} GiB, {percent} % of the RAM"
-    return result
-
-
-def fstab_with_shm(fstab: str, percent: int) -> str:
-    """Return /etc/fstab with one line for /dev/shm of this size; its other options stay."""
-    lines, found = [], False
-    for line in fstab.splitlines():
-        if not _is_shm(line):
-            lines.append(line)
-            continue
-        fields = line.split()
-        options = [option for option in fields[3].split(",") if not option.startswith("size=") and option != "defaults"]
-        fields[3] = ",".join([*options, f"size={percent}%"])
-        wanted = "\t".join(fields)
-        lines.append(line if line.split() == fields else wanted)
-        found = True
-    if not found:
-        lines.append(f"tmpfs\t{SHM}\ttmpfs\tnosuid,nodev,size={percent}%\t0\t0")
-    return "\n".join(lines) + "\n"
-
-
-def _is_shm(line: str) -> bool:
-    fields = line.split()
-    return len(fields) >= 4 and not line.lstrip().startswith("#") and fields[1] == SHM
-
-
-def _ram_bytes(machine: Machine) -> int:
-    found = re.search(r"^MemTotal:\s+(\d+) kB", machine.read("/proc/meminfo") or "", re.MULTILINE)
-    if not found:
-        raise Failed(Failure("shm.ram", "/proc/meminfo does not say how much RAM there is", "", "nothing was changed"))
-    return int(found.group(1)) * 1024
-
-
-def _size_bytes(machine: Machine) -> int | None:
-    """Return the size of /dev/shm as `df` sees it; None where it is no mount of its own."""
-    done = machine.run(["findmnt", "--bytes", "--noheadings", "--output", "SIZE", "--mountpoint", SHM])
-    return int(done.out.strip()) if done.code == 0 and done.out.strip().isdigit() else None
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f}"
-
-
 # ------------------------------------------------------------------------------------------------ time
 
 CLOCK_UNITS = {
@@ -328,17 +235,19 @@ CLOCK_UNITS = {
 CLOCK_PACKAGE = "systemd-timesyncd"
 
 
+AT_BOOT_NO = ("disabled", "enabled-runtime")
+"""States of a unit that the next boot does not start and that can be enabled; a static or alias one has its reasons."""
+
+
 def keep_time(machine: Machine, check: bool) -> Result:
     """Adopt the time service that is active; start one that is installed; else name the package that is missing."""
     units = list(CLOCK_UNITS)
+    listed = machine.run(["systemctl", "list-unit-files", "--no-legend", "--no-pager", *units]).out
+    installed = {fields[0]: fields[1] for line in listed.splitlines() if len(fields := line.split()) >= 2}
     states = machine.run(["systemctl", "is-active", *units]).out.split()
     for unit, state in zip(units, states):  # noqa: B905 - Python 3.10 reads it, and systemctl answers once per unit
         if state == "active":
-            name = CLOCK_UNITS[unit]
-            data = {"daemon": name, "unit": unit, "active": True, "install": []}
-            return Result(summary=f"time is kept by {name}", data=data)
-    listed = machine.run(["systemctl", "list-unit-files", "--no-legend", "--no-pager", *units]).out
-    installed = {fields[0]: fields[1] for line in listed.splitlines() if len(fields := line.split()) >= 2}
+            return _adopt_clock(machine, unit, installed.get(unit, ""), check)
     usable = [unit for unit in units if installed.get(unit, "masked") not in ("masked", "alias")]
     if not usable:
         note = "no time service is installed"
@@ -347,6 +256,24 @@ def keep_time(machine: Machine, check: bool) -> Result:
         )
     unit = usable[0]
     return _start_clock(machine, unit, enabled=installed[unit] == "enabled", check=check)
+
+
+def _adopt_clock(machine: Machine, unit: str, state: str, check: bool) -> Result:
+    """Keep the service that is active, at the next boot too."""
+    name = CLOCK_UNITS[unit]
+    data = {"daemon": name, "unit": unit, "active": True, "install": []}
+    result = Result(summary=f"time is kept by {name}", data=data)
+    if state not in AT_BOOT_NO:
+        return result
+    result.changed = True
+    result.diff.append(Change(unit, f"{state}\n", "enabled\n"))
+    if not check:
+        enabled = machine.run(["systemctl", "enable", unit])
+        if enabled.code:
+            what = f"{name} keeps the time and could not be enabled for the next boot"
+            fix = f"see `systemctl status {unit}`; a wrong clock breaks TLS and the order of logs"
+            raise Failed(Failure("time.not_enabled", what, enabled.complaint, fix))
+    return result
 
 
 def _start_clock(machine: Machine, unit: str, *, enabled: bool, check: bool) -> Result:
