@@ -149,8 +149,27 @@ def test_a_program_that_keeps_the_lock_is_named(tmp_path: Path, impatient: None)
 )
 def test_a_lock_that_is_taken_meanwhile_is_waited_for_too(tmp_path: Path, said: str) -> None:
     machine = Machine(tmp_path, lambda _: Done(100, "", said))
-    with pytest.raises(Busy, match=r"held by a program that has ended \(pid 7\)"):
+    with pytest.raises(Busy, match=r"held by a program that has ended \(pid 7\); run again\.$"):
         packages._locked_run(machine, packages.Wanted([]), ["apt-get", "update"])
+
+
+def test_a_holder_without_a_pid_is_not_named_and_nobody_is_to_be_killed(tmp_path: Path) -> None:
+    said = "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by another process"
+    machine = Machine(tmp_path, lambda _: Done(100, "", said))
+    with pytest.raises(Busy) as busy:
+        packages._locked_run(machine, packages.Wanted([]), ["apt-get", "update"])
+    words = "the package lock of this server is held by another program; wait for its end, then run again."
+    assert str(busy.value) == words
+
+
+@pytest.mark.parametrize("pid", [0, -1])
+def test_a_holder_that_cannot_be_seen_from_here_is_waited_for(
+    tmp_path: Path, impatient: None, monkeypatch: pytest.MonkeyPatch, pid: int
+) -> None:
+    # So the kernel answers for a process of another pid namespace, and for a lock of an open file description.
+    monkeypatch.setattr(packages, "_locked_by", lambda _: pid)
+    with pytest.raises(Busy, match="held by another program; wait for its end, then run again"):
+        packages.ensure(machine_with(tmp_path, Apt({}, offered=["b"])), packages.Wanted(["b"]), check=False)
 
 
 def test_what_an_interrupted_installation_has_written_is_counted(tmp_path: Path) -> None:

@@ -148,14 +148,14 @@ def _wait_for_locks(machine: Machine, lock_seconds: int) -> None:
         Busy: when it goes on; whoever asked tells the operator and asks again, for `lock_seconds` in all.
     """
     end = time.monotonic() + min(PATIENCE_SECONDS, lock_seconds)
-    while (pid := next(filter(None, (_locked_by(machine.path(lock)) for lock in _LOCKS)), None)) is not None:
+    while holders := [pid for lock in _LOCKS if (pid := _locked_by(machine.path(lock))) is not None]:
         if time.monotonic() > end:
-            raise _busy(machine, pid, lock_seconds)
+            raise _busy(machine, max(holders), lock_seconds)
         time.sleep(0.5)
 
 
 def _locked_by(path: Path) -> int | None:
-    """Return the process that holds a lock file; None where nobody does."""
+    """Return the process that holds a lock file, 0 for one that cannot be seen from here; None where nobody does."""
     try:
         with path.open("rb+") as file:
             asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -166,11 +166,13 @@ def _locked_by(path: Path) -> int | None:
 
 
 def _busy(machine: Machine, pid: int, lock_seconds: int) -> Busy:
-    name = (machine.read(f"/proc/{pid}/comm") or "a program that has ended").strip()
-    what = f"the package lock of this server is held by {name} (pid {pid})"
-    return Busy(
-        Failure("packages.locked", what, "", f"wait for its end, or end it (kill {pid}), then run again"), lock_seconds
-    )
+    """Return who holds the lock, as far as that is known: a pid of 0 or less is none that may be named or ended."""
+    who, fix = "another program", "wait for its end, then run again"
+    if pid > 0:
+        name = (machine.read(f"/proc/{pid}/comm") or "").strip()
+        who = f"{name or 'a program that has ended'} (pid {pid})"
+        fix = f"wait for its end, or end it (kill {pid}), then run again" if name else "run again"
+    return Busy(Failure("packages.locked", f"the package lock of this server is held by {who}", "", fix), lock_seconds)
 
 
 def _locked_run(machine: Machine, wanted: Wanted, argv: Sequence[str]) -> Done:
