@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -80,6 +82,115 @@ def test_lists_that_apt_took_lightly_not_to_read_are_named_and_not_the_package(t
     quiet = Machine(tmp_path, lambda argv: Done(0, "", said) if argv[-1] == "update" else machine.run(argv))
     with pytest.raises(Failed, match=r"not read the package lists: Failed to fetch http://m/.*refused; repair the"):
         packages.ensure(quiet, packages.Wanted(["b"], remedy="add a source"), check=False)
+
+
+# ------------------------------------------------------------------------------------------------ lists
+
+LIST = "/var/lib/apt/lists/m_debian_Packages"
+CUT = (
+    "W: Failed to fetch http://m/Packages.xz  Connection closed\nW: Some index files failed to download. They have been"
+    " ignored, or old ones used instead.\n"
+)
+GONE = (
+    "E: Failed to fetch http://m/b_1.0_amd64.deb  404  Not Found\nE: Unable to fetch some archives, maybe run apt-get"
+)
+
+
+class Mirror(Apt):
+    """Apt with a mirror that answers `update`, then `install`, with what stands in these lists, and well after that."""
+
+    def __init__(self, offered: Sequence[str], updates: Sequence[Done] = (), installs: Sequence[Done] = ()) -> None:
+        super().__init__({}, offered)
+        self.answers = {"update": list(updates), "install": list(installs)}
+
+    def __call__(self, argv: Sequence[str]) -> Done:
+        answers = next((self.answers[word] for word in self.answers if word in argv), [])
+        if answers:
+            self.calls.append(" ".join(argv))
+            return answers.pop(0)
+        return super().__call__(argv)
+
+    def order(self) -> list[str]:
+        words = ("update", "install")
+        return [word for call in self.calls for word in words if word in call.split() and call.startswith("apt-get")]
+
+
+def machine_with_lists(tmp_path: Path, apt: Apt) -> Machine:
+    machine = machine_with(tmp_path, apt)
+    machine.write(LIST, "")
+    machine.write("/etc/apt/sources.list", "")
+    return machine
+
+
+def install_again(machine: Machine, apt: Mirror) -> list[str]:
+    """Return what a second run asks of apt-get."""
+    apt.status.clear()
+    apt.calls.clear()
+    packages.ensure(machine, packages.Wanted(["b"]), check=False)
+    return apt.order()
+
+
+def test_lists_that_were_read_whole_are_not_read_again(tmp_path: Path) -> None:
+    apt = Mirror(["b"])
+    machine = machine_with_lists(tmp_path, apt)
+    packages.ensure(machine, packages.Wanted(["b"]), check=False)
+    assert apt.order() == ["update", "install"]
+    assert install_again(machine, apt) == ["install"]
+
+
+@pytest.mark.parametrize("answer", [Done(0, "", CUT), Done(100, "", "E: The repository 'http://x' is not signed.")])
+def test_a_reading_that_was_cut_refuses_no_package_on_offer_and_does_not_count(tmp_path: Path, answer: Done) -> None:
+    apt = Mirror(["b"], updates=[answer])
+    machine = machine_with_lists(tmp_path, apt)
+    machine.path("/var/lib/apt/lists/partial").mkdir()
+    assert packages.ensure(machine, packages.Wanted(["b"]), check=False).data["installed"] == ["b"]
+    assert install_again(machine, apt) == ["update", "install"]
+
+
+@pytest.mark.parametrize("seconds", [-90_000, 90_000])
+def test_a_stamp_that_is_too_old_or_of_the_future_does_not_count(tmp_path: Path, seconds: int) -> None:
+    apt = Mirror(["b"])
+    machine = machine_with_lists(tmp_path, apt)
+    packages.ensure(machine, packages.Wanted(["b"]), check=False)
+    then = time.time() + seconds
+    os.utime(machine.path("/etc/apt/sources.list"), (0, 0))
+    os.utime(machine.path(packages.LISTS_READ), (then, then))
+    assert install_again(machine, apt) == ["update", "install"]
+
+
+def test_sources_that_are_newer_than_the_lists_have_them_read(tmp_path: Path) -> None:
+    apt = Mirror(["b"])
+    machine = machine_with_lists(tmp_path, apt)
+    packages.ensure(machine, packages.Wanted(["b"]), check=False)
+    os.utime(machine.path(packages.LISTS_READ), (time.time() - 60,) * 2)
+    assert install_again(machine, apt) == ["update", "install"]
+
+
+def test_a_version_that_the_archive_has_dropped_is_looked_up_once_more(tmp_path: Path) -> None:
+    apt = Mirror(["b"], installs=[Done(100, "", GONE)])
+    machine = machine_with_lists(tmp_path, apt)
+    machine.write(packages.LISTS_READ, "")
+    assert packages.ensure(machine, packages.Wanted(["b"]), check=False).data["installed"] == ["b"]
+    assert apt.order() == ["install", "update", "install"]
+
+
+def test_what_cannot_be_downloaded_twice_is_said_with_what_was_wrong_with_the_lists(tmp_path: Path) -> None:
+    apt = Mirror(["b"], updates=[Done(0, "", CUT)] * 2, installs=[Done(100, "", GONE)] * 2)
+    words = r"could not install b: E: Failed to fetch .*404.* Failed to fetch http://m/Packages.xz  Connection closed;"
+    with pytest.raises(Failed, match=words):
+        packages.ensure(machine_with_lists(tmp_path, apt), packages.Wanted(["b"]), check=False)
+    assert apt.order() == ["update", "install", "update", "install"]
+
+
+def test_lists_that_do_not_fit_on_the_disk_stop_the_installation(tmp_path: Path) -> None:
+    full = "W: Failed to fetch http://m/Packages  Write error - write (28: No space left on device)\n"
+    apt = Mirror(["b"], updates=[Done(0, "", full)])
+    with pytest.raises(Failed, match=r"not read the package lists: W: Failed to fetch .*No space left on device"):
+        packages.ensure(machine_with_lists(tmp_path, apt), packages.Wanted(["b"]), check=False)
+    assert apt.order() == ["update"]
+
+
+# ------------------------------------------------------------------------------------------------ dpkg and locks
 
 
 @pytest.mark.parametrize("state", ["unpacked", "half-configured", "triggers-pending"])

@@ -195,20 +195,25 @@ _APT = (
 _ARCHIVE = re.compile(r"error processing archive (/\S+\.deb)")
 _SPOILED = re.compile(r"dpkg-deb: error|corrupt|unexpected end of file", re.IGNORECASE)
 _FULL = "No space left on device"
+_UNREAD = re.compile(r"Failed to fetch|Some index files failed")
 
 
 def _run_apt(machine: Machine, wanted: Wanted, words: Sequence[str]) -> Done:
-    """Run apt-get; once more without the downloads that turn out to be spoiled.
+    """Run apt-get; once more where what it downloaded turns out to be spoiled, or could not be downloaded.
 
-    apt compares what lies in its cache by size alone, and a power cut can leave the size without the content.
+    apt compares what lies in its cache by size alone, and a power cut can leave the size without the content. An
+    archive drops a version that is superseded, and lists that name it are too old then, whatever their age.
     """
     done = _locked_run(machine, wanted, [*_APT, *words])
-    spoiled = _ARCHIVE.findall(done.err) if done.code and _SPOILED.search(done.err) and _FULL not in done.err else []
-    if spoiled:
-        for archive in spoiled:
-            machine.remove(archive)
-        done = _locked_run(machine, wanted, [*_APT, *words])
-    return done
+    if done.code == 0 or _FULL in done.err:
+        return done
+    spoiled = _ARCHIVE.findall(done.err) if _SPOILED.search(done.err) else []
+    for archive in spoiled:
+        machine.remove(archive)
+    unfetched = "Failed to fetch" in done.err
+    if unfetched:
+        _refresh(machine, wanted)
+    return _locked_run(machine, wanted, [*_APT, *words]) if spoiled or unfetched else done
 
 
 def _reason(done: Done) -> str:
@@ -227,7 +232,7 @@ def _install(machine: Machine, wanted: Wanted, missing: Sequence[str]) -> None:
         # The lists may be fresh and still older than a source that was just published.
         said = _refresh(machine, wanted)
         unknown = _without_candidate(machine, missing)
-    if unknown and said:
+    if said and (unknown or _FULL in said):
         raise _unread(said)
     if unknown:
         what = "no apt source of this server offers the package"
@@ -235,19 +240,26 @@ def _install(machine: Machine, wanted: Wanted, missing: Sequence[str]) -> None:
     done = _run_apt(machine, wanted, ["install", *missing])
     if done.code:
         what = f"apt-get could not install {', '.join(missing)}"
-        reason = _reason(done)
+        reason = f"{_reason(done)} {said}".strip()
         fix = "nothing has to be undone: the next run repairs what was interrupted and goes on"
         if _FULL in done.err:
             fix = f"free space and run again; {fix}"
         raise Failed(Failure("packages.install", what, reason, clock.hint(reason, time.time()) or fix))
 
 
+LISTS_READ = "/var/lib/gpuready/package-lists-read"
+"""Written after every list was read. The folder of the lists is younger after an attempt that was cut, and apt's own
+stamp of success after one that read some of them."""
+
+
 def _refresh(machine: Machine, wanted: Wanted) -> str:
-    """Read the package lists; return what kept apt-get from reading some, which it takes lightly."""
+    """Read the package lists; return what kept apt-get from reading some, which it often takes lightly."""
     done = _locked_run(machine, wanted, [*_APT, "update"])
-    if done.code:
-        raise _unread(_reason(done))
-    return next((line[3:] for line in done.err.splitlines() if line.startswith("W: Failed to fetch")), "")
+    unread = [line[3:] for line in done.err.splitlines() if line.startswith("W: ") and _UNREAD.search(line)]
+    if done.code or unread:
+        return _reason(done) if done.code or _FULL in done.err else unread[0]
+    machine.write(LISTS_READ, "")
+    return ""
 
 
 def _unread(reason: str) -> Failed:
@@ -257,15 +269,15 @@ def _unread(reason: str) -> Failed:
 
 def _lists_are_old(machine: Machine, max_age: int) -> bool:
     """Return whether the lists are older than allowed, or than the sources."""
-    stamps = ("/var/lib/apt/periodic/update-success-stamp", "/var/lib/apt/lists/partial", "/var/lib/apt/lists")
-    read = max((_mtime(machine.path(stamp)) for stamp in stamps), default=0.0)
+    read = _mtime(machine.path(LISTS_READ))
     lists = machine.path("/var/lib/apt/lists")
     empty = not lists.is_dir() or not any(
         re.search(r"_(Packages|InRelease|Release)", entry.name) for entry in lists.iterdir()
     )
     folder = machine.path("/etc/apt/sources.list.d")
     files = [machine.path("/etc/apt/sources.list"), folder, *(folder.iterdir() if folder.is_dir() else ())]
-    return empty or time.time() - read > max_age or any(_mtime(file) > read for file in files)
+    # A stamp of the future is one of a clock that was wrong.
+    return empty or not 0 <= time.time() - read <= max_age or any(_mtime(file) > read for file in files)
 
 
 def _mtime(path: Path) -> float:
