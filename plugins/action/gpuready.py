@@ -19,7 +19,9 @@ from gpuready.spec.interpreter import DEFAULT, interpreter
 from gpuready.spec.reach import unreachable
 
 INSTALLED = "/opt/gpuready"
-NEVER_BEGAN = ("can't open file", "can't find '__main__'", "zipimport.ZipImportError", "zlib.error", "null bytes")
+NEVER_BEGAN = (
+    "can't open file", "can't find '__main__'", "zipimport.ZipImportError", "zlib.error", "null bytes", zipapp.DAMAGED,
+)  # fmt: skip
 KILLED = (-9, 137, -15, 143)
 """What a shell answers for a command that ended by SIGKILL or SIGTERM."""
 PAUSE_SECONDS = 2

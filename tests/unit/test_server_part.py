@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from gpuready.cli.main import NOUNS
 from gpuready.rendering import zipapp
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -22,11 +26,60 @@ def pyz(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def load_action() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("action_gpuready", ROOT / "plugins/action/gpuready.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def run(pyz: Path, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     # -I and -S: nothing of this environment, as on a server.
     return subprocess.run(
         [sys.executable, "-I", "-S", str(pyz), *words], input=stdin, capture_output=True, text=True, check=False
     )
+
+
+def damage(pyz: Path, folder: Path, member: str) -> Path:
+    """Return a copy, under the same name, with zeros within one of its members, as a power cut leaves them."""
+    content = bytearray(pyz.read_bytes())
+    # The offsets of a zip that begins with another line are those within the file.
+    entry = zipfile.ZipFile(pyz).getinfo(member)
+    begin = content.index(member.encode(), entry.header_offset) + len(member)
+    content[begin + 20 : begin + 60] = bytes(40)
+    copy = folder / pyz.name
+    copy.write_bytes(content)
+    return copy
+
+
+@pytest.mark.parametrize("link", [False, True])
+@pytest.mark.parametrize("member", ["gpuready/cli/facts.py", "gpuready/catalog/gpus.json", "pynvml.py"])
+def test_a_part_that_is_damaged_where_it_is_read_late_does_not_begin(
+    pyz: Path, tmp_path: Path, member: str, link: bool
+) -> None:
+    part = damage(pyz, tmp_path, member)
+    if link:
+        (tmp_path / "gpuready.pyz").symlink_to(part)
+    answer = run(tmp_path / "gpuready.pyz" if link else part, "facts", "show", "--json", stdin="{}")
+    assert answer.returncode == 1
+    assert answer.stdout == ""
+    assert answer.stderr == f"{part}{zipapp.DAMAGED}\n"
+
+
+@pytest.mark.parametrize("member", ["__main__.py", "gpuready/cli/main.py", "gpuready/cli/facts.py", "pynvml.py"])
+def test_a_damaged_part_is_carried_anew(pyz: Path, tmp_path: Path, member: str) -> None:
+    marks = load_action().NEVER_BEGAN
+    answer = run(damage(pyz, tmp_path, member), "facts", "show", "--json", stdin="{}")
+    assert answer.returncode != 0
+    assert any(mark in answer.stderr for mark in marks), answer.stderr
+
+
+def test_a_part_under_another_name_is_not_compared_with_it(pyz: Path, tmp_path: Path) -> None:
+    other = tmp_path / "mine.pyz"
+    other.write_bytes(pyz.read_bytes())
+    assert run(other, "--version").returncode == 0
 
 
 def test_same_sources_same_bytes() -> None:

@@ -23,9 +23,15 @@ CARRIED_MODULES = ("pynvml",)
 # The earliest date that a zip entry can hold: the build must not depend on the clock.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _SHEBANG = b"#!/usr/bin/python3\n"
-# The link gpuready.pyz may be switched while this runs: modules that are read later must come from the same file.
-_MAIN = """import os, sys
+DAMAGED = " is a damaged server part: run the stage agent again"
+# The link gpuready.pyz may be switched while this runs: modules that are read later must come from the same file. And a
+# damaged one that is read late would show in a command that has begun already, so the whole file is looked at first.
+_MAIN = f"""import hashlib, os, re, sys
 sys.argv[0] = sys.path[0] = os.path.realpath(sys.argv[0])
+named = re.search("gpuready-([0-9a-f]{{16}})[.]pyz$", sys.argv[0])
+with open(sys.argv[0], "rb") as file:
+    if named and hashlib.sha256(file.read()).hexdigest()[:16] != named.group(1):
+        sys.exit(sys.argv[0] + "{DAMAGED}")
 from gpuready.cli.main import main
 sys.exit(main())
 """
