@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpuready.operations import firewall_rules
+from gpuready.operations import firewall_rules, packages
+from gpuready.operations.machine import Done, Machine
 from gpuready.outcome import Refusal
 from gpuready.spec.declared import Declared
 from gpuready.spec.inventory import role_defaults, role_options
@@ -31,6 +32,11 @@ def sentences(**variables: Any) -> list[str]:
         ({"base_shm_percent": 96}, "base_shm_percent = 96 is refused: allowed are 1 to 95, or null"),
         ({"base_packages": "nftables,vim"}, "base_packages = 'nftables,vim' is refused: allowed is a list"),
         ({"base_packages": ["nftables", "a b"]}, "base_packages[1] = 'a b' is refused: allowed are names of Debian"),
+        (
+            {"base_packages": ["nftables", "libc6:i386"]},
+            "base_packages[1] = 'libc6:i386' is refused: allowed are names of",
+        ),
+        ({"cuda_packages": ["cuda:amd64"]}, "of Debian packages, of the server's own architecture"),
         ({"base_firewall_enabled": "false"}, "base_firewall_enabled = 'false' is refused: allowed is true or false"),
         ({"base_sysctl": {"a b": 1}}, "base_sysctl['a b'] = 1 is refused: allowed are names such as net.core"),
         ({"base_sysctl": {"net.x": 1.5}}, "base_sysctl['net.x'] = 1.5 is refused: allowed is a whole number"),
@@ -113,6 +119,18 @@ def test_the_server_and_the_controller_judge_an_opening_alike(port: object, sour
     except Refusal:
         on_server = False
     assert (sentences(base_firewall_open=[opening]) == []) == on_server
+
+
+@pytest.mark.parametrize("name", ["g++-12", "libc6", "0ad", "libc6:i386", "cuda:amd64", "vim=2", "Vim", "-y", "a b"])
+def test_the_server_and_the_controller_judge_a_package_alike(tmp_path: Path, name: str) -> None:
+    machine = Machine(tmp_path, lambda _: Done(0, f"{name}\tinstalled\t1\n", ""))
+    machine.write("/usr/bin/apt-get", "")
+    try:
+        packages.ensure(machine, packages.Wanted([name]), check=True)
+        on_server = True
+    except Refusal:
+        on_server = False
+    assert (sentences(base_packages=["nftables", name]) == []) == on_server
 
 
 def test_true_and_false_of_the_command_line_are_what_they_say_and_of_a_file_are_texts() -> None:

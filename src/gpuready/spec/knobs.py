@@ -99,7 +99,7 @@ def _is_url(value: Any) -> bool:
         return False
 
 
-_PACKAGE = _matching(r"[a-z0-9][a-z0-9.+-]+(:[a-z0-9-]+)?", "names of Debian packages")
+_PACKAGE = _matching(r"[a-z0-9][a-z0-9.+-]+", "names of Debian packages, of the server's own architecture")
 _NETWORKS = "addresses or networks such as 10.0.0.0/8 or 2001:db8::/32"
 _ITEMS = [
     "as",
