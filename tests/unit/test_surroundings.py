@@ -241,6 +241,79 @@ def test_preflight_names_the_clock() -> None:
     assert "not valid yet" in failure.why
 
 
+def test_preflight_names_what_apt_could_not_read_before_it_asks_for_another_source() -> None:
+    candidates = {"candidates": {"cuda-toolkit-12-8": None}, "clock": NOW}
+    refused = "Failed to fetch http://n/InRelease  Connection refused"
+    (failure,) = preflight.candidate_failures(
+        "h1", {"source": "configured"}, {**candidates, "candidates_problem": refused}
+    )
+    assert failure.why == refused
+    assert failure.fix.startswith("see the server's network, gpuready_proxy and /etc/apt/sources.list.d; where none is")
+    (failure,) = preflight.candidate_failures("h1", {"source": "configured"}, {**candidates, "candidates_problem": ""})
+    assert failure.fix.startswith("add NVIDIA's CUDA repository")
+
+
+WARNED = (
+    "W: Failed to fetch http://n/InRelease  Could not connect to n:80 (10.0.0.1). - connect (111: Connection refused)\n"
+    "W: Some index files failed to download. They have been ignored, or old ones used instead.\n"
+)
+
+
+def apt_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, update: str = "", printed: str = "") -> None:
+    """Put programs on the PATH that know no package, warn while they update, and print what they would fetch."""
+    said = {"said": update, "printed": printed}
+    for name, text in said.items():
+        (tmp_path / name).write_text(text)
+    programs = {
+        "apt-cache": "#!/bin/sh\nprintf 'cuda-toolkit-12-8:\\n  Candidate: (none)\\n'\n",
+        "apt-get": f"#!/bin/sh\ncat {tmp_path}/said >&2\ncase $* in *--print-uris*) cat {tmp_path}/printed;; esac\n",
+        "apt-helper": '#!/bin/sh\necho "E: Failed to fetch $4  The method driver could not be found" >&2\nexit 100\n',
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(facts, "APT_HELPER", f"{tmp_path}/apt-helper")
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        (WARNED, WARNED.splitlines()[0][3:]),
+        (f"E: {OF_TIME[0][3:]}\n", OF_TIME[0][3:]),
+        ("W: http://n/InRelease: Key is stored in legacy trusted.gpg keyring\n", ""),
+    ],
+)
+def test_a_source_that_apt_only_warns_of_is_the_reason_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, problem: str
+) -> None:
+    apt_that(tmp_path, monkeypatch, update=said)
+    assert facts.candidates(["cuda-toolkit-12-8"]) == ({"cuda-toolkit-12-8": None}, problem)
+
+
+def test_a_source_that_only_apt_itself_can_ask_is_unknown_and_refuses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = (
+        "mirror+file:/etc/apt/m.list",
+        "mirror+http://m/list",
+        "tor+http://m",
+        "cdrom:[x]",
+        "http://m",
+        "file:/no/d",
+    )
+    printed = "".join(f"'{place}/dists/s/InRelease' m_InRelease 0 \n" for place in places)
+    apt_that(tmp_path, monkeypatch, printed=printed)
+    found = facts.repositories()
+    assert {one["uri"]: one["problem"] for one in found} == {
+        **dict.fromkeys(places[:4]),
+        "http://m": "The method driver could not be found",
+        "file:/no/d": "/no/d/dists/s does not exist",
+    }
+    failures = preflight.repository_failures("h1", {"repositories": found, "clock": NOW})
+    assert [failure.what.split()[5] for failure in failures] == ["file:/no/d", "http://m"]
+
+
 @pytest.mark.parametrize(
     ("said", "problem"),
     [

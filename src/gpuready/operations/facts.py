@@ -26,6 +26,8 @@ PYTHON = "/usr/bin/python3"
 APT_HELPER = "/usr/lib/apt/apt-helper"
 REPOSITORY_SECONDS = 20
 LOCAL_SCHEMES = ("file", "copy")
+ASKED_SCHEMES = ("http", "https")
+"""apt-helper downloads from these alone; apt itself takes more, and methods of other packages."""
 
 
 def show(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,9 +167,15 @@ def candidates(names: list[str]) -> tuple[dict[str, str | None], str]:
                 read = subprocess.run(
                     ["apt-get", *lists, "update", "-q"], capture_output=True, text=True, errors="replace", check=False
                 )
-                problem = " ".join(line.removeprefix("E: ") for line in read.stderr.splitlines() if line[:2] == "E:")
+                problem = lists_problem(read.stderr)
                 found |= _policy(names, [*lists, "-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache="])
     return found, problem
+
+
+def lists_problem(said: str) -> str:
+    """Return why apt could not read some package lists: it calls that an error, or warns and ends well."""
+    lines = [line for line in said.splitlines() if line.startswith(("E: ", "W: Failed to fetch"))]
+    return " ".join(line[3:] for line in lines[:4])
 
 
 def _policy(names: list[str], options: list[str]) -> dict[str, str]:
@@ -185,8 +193,11 @@ def _policy(names: list[str], options: list[str]) -> dict[str, str]:
     return found
 
 
-def repositories() -> list[dict[str, str]]:
-    """Ask every package source for its release file, with apt's own proxies and certificates."""
+def repositories() -> list[dict[str, str | None]]:
+    """Ask every package source for its release file, with apt's own proxies and certificates.
+
+    `problem` is empty where it answers, and None where only apt itself can ask it, e.g. a list of mirrors.
+    """
     answer = subprocess.run(["apt-get", "update", "--print-uris"], capture_output=True, text=True, check=False)
     if answer.returncode != 0:
         said = answer.stderr.strip().splitlines()
@@ -202,12 +213,14 @@ def release_files(printed: str) -> list[str]:
     return sorted(address for address in addresses if address.endswith("/InRelease"))
 
 
-def _ask_repository(address: str) -> dict[str, str]:
+def _ask_repository(address: str) -> dict[str, str | None]:
     uri, _, suite = address.removesuffix("/InRelease").partition("/dists/")
     scheme, _, path = address.partition(":")
     if scheme in LOCAL_SCHEMES:
         place = Path(path.removeprefix("//")).parent
         return {"uri": uri, "suite": suite, "problem": "" if place.is_dir() else f"{place} does not exist"}
+    if scheme not in ASKED_SCHEMES:
+        return {"uri": uri, "suite": suite, "problem": None}
     problem = "no answer"
     with tempfile.TemporaryDirectory() as folder:
         # An old mirror has the signature beside the file instead of in it.

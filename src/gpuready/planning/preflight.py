@@ -252,4 +252,7 @@ def candidate_failures(host: str, cuda: Mapping[str, Any], facts: Mapping[str, A
     what = f"host {host}: no package source of the server offers {', '.join(missing)}"
     why = facts["candidates_problem"]
     fix = "add NVIDIA's CUDA repository for this distribution, as NVIDIA's CUDA Installation Guide for Linux says"
+    if why:
+        # The repository may well be there, and not have answered.
+        fix = f"see the server's network, gpuready_proxy and /etc/apt/sources.list.d; where none is NVIDIA's, {fix}"
     return [Failure("preflight.no_candidate", what, why, clock.hint(why, facts["clock"]) or fix)]
