@@ -164,10 +164,10 @@ FAULTS = (
         "pending.nft is there",
     ),
     Fault(
-        "test_no_unit_has_failed",
-        "systemd-run --quiet --unit=fault false; sleep 0.5",
-        "systemctl reset-failed fault.service",
-        "fault.service has failed",
+        "test_no_unit_that_counts_has_failed",
+        "systemd-run --quiet --unit=gpuready-fault false; sleep 0.5",
+        "systemctl reset-failed gpuready-fault.service",
+        "gpuready-fault.service has failed",
     ),
     Fault(
         "test_records_and_doors_are_guarded",

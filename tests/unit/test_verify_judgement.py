@@ -1,10 +1,11 @@
-"""What the audit judges of servers that no test machine can be: several GPUs for one engine."""
+"""What the audit judges of servers that no test machine can be: several GPUs, other cards, much to do."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from tests.verify import test_engines, test_gateway, test_host
 from tests.verify import test_serving as audit
 from tests.verify.server import Server
 
@@ -16,7 +17,19 @@ def server(gpus: list[int], *sockets: str, **firewall: Any) -> Server:
     part = {"index": 0, "gpus": gpus, "port": 18100}
     replica = {"listens": ["127.0.0.1:18100", "127.0.0.1:40000", *sockets]}
     topics = {"replicas": {"chat.0": replica}, "firewall": {"open": ["22", "8080"], "as_recorded": True} | firewall}
-    return Server("h", {"plan": {"deployments": [{"name": "chat", "replicas": [part]}]}, "host": {}, "topics": topics})
+    plan = {"deployments": [{"name": "chat", "replicas": [part]}]}
+    return Server("h", {"plan": plan, "host": {"firewall": True}, "topics": topics})
+
+
+def said_by(judge: Any, server: Server) -> str:
+    """Return what a test says of a server: nothing where all is well, the reason where it is skipped, a failure."""
+    try:
+        judge(server)
+    except pytest.skip.Exception as reason:
+        return f"skipped: {reason}"
+    except pytest.fail.Exception as sentence:
+        return str(sentence)
+    return ""
 
 
 @pytest.mark.parametrize("gpus", [[0], [0, 1]])
@@ -49,3 +62,148 @@ def test_the_planned_port_must_be_there() -> None:
     silent.snapshot["topics"]["replicas"]["chat.0"]["listens"].pop(0)
     with pytest.raises(pytest.fail.Exception, match=r"does not listen on 127\.0\.0\.1:18100"):
         audit.test_engines_listen_on_loopback_only(silent)
+
+
+def test_without_our_packet_filter_torchs_rendezvous_is_told() -> None:
+    several, one = server([0, 1], RENDEZVOUS), server([0], RENDEZVOUS)
+    for each in (several, one):
+        each.snapshot["host"]["firewall"] = False
+    said = said_by(audit.test_engines_listen_on_loopback_only, several)
+    assert said.startswith(
+        "skipped: h leaves the packet filter alone (base_firewall_enabled is false): close *:41001 in"
+    )
+    assert f"{UNIT} listens on {RENDEZVOUS}, expected" in said_by(audit.test_engines_listen_on_loopback_only, one)
+
+
+# ------------------------------------------------------------------------------------------------ GPUs
+
+
+def with_gpus(*devices: str, model: str = "h100-80gb-sxm", count: int = 8) -> Server:
+    gpus = {f"0000:{index:02x}:00.0": device for index, device in enumerate(devices)}
+    return Server(
+        "h", {"plan": {"host": {"gpu_model": model, "gpu_count": count}}, "host": {}, "topics": {"gpus": gpus}}
+    )
+
+
+@pytest.mark.parametrize("model", ["h100-80gb-sxm", "h100"])
+def test_the_planned_card_by_any_of_its_names_is_good(model: str) -> None:
+    assert said_by(test_engines.test_the_planned_gpus_are_on_the_bus, with_gpus(*["0x2330"] * 8, model=model)) == ""
+
+
+@pytest.mark.parametrize(
+    ("devices", "found"),
+    [
+        (["0x20b2"] * 8, "8 GPUs of NVIDIA are on the PCI bus (0x20b2)"),
+        (["0x2330"] * 7 + ["0x20b2"], "8 GPUs of NVIDIA are on the PCI bus (0x20b2, 0x2330)"),
+        (["0x2330"] * 7, "7 GPUs of NVIDIA are on the PCI bus (0x2330)"),
+        ([], "0 GPUs of NVIDIA are on the PCI bus (none)"),
+    ],
+)
+def test_another_card_is_said(devices: list[str], found: str) -> None:
+    said = said_by(test_engines.test_the_planned_gpus_are_on_the_bus, with_gpus(*devices))
+    assert said.startswith(f"host h: {found}, expected 8 of h100-80gb-sxm (2330); see lspci")
+
+
+def test_a_card_that_the_catalog_lacks_is_unknown() -> None:
+    said = said_by(test_engines.test_the_planned_gpus_are_on_the_bus, with_gpus("0x2330", model="h900", count=1))
+    assert said.startswith("host h: h900 is planned and not in gpus.yaml")
+
+
+# ------------------------------------------------------------------------------------------------ units
+
+
+def with_failed(*units: str, clock: str | None = "chrony.service") -> Server:
+    return Server("h", {"plan": {}, "host": {"clock": clock}, "topics": {"failed_units": list(units)}})
+
+
+def test_no_failed_unit_is_good() -> None:
+    assert said_by(test_host.test_no_unit_that_counts_has_failed, with_failed()) == ""
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        UNIT,
+        "gpuready-gateway.service",
+        "nvidia-persistenced.service",
+        "nftables.service",
+        "chrony.service",
+        "ssh.service",
+        "ssh.socket",
+    ],
+)
+def test_a_failed_unit_that_counts_is_said(unit: str) -> None:
+    said = said_by(test_host.test_no_unit_that_counts_has_failed, with_failed("motd-news.service", unit))
+    assert said.startswith(f"host h: {unit} has failed, expected no failed unit; ")
+
+
+@pytest.mark.parametrize("unit", ["motd-news.service", "haproxy.service", "ntp.service", "run-nvidia-x.mount"])
+def test_a_failed_unit_of_others_is_told(unit: str) -> None:
+    said = said_by(test_host.test_no_unit_that_counts_has_failed, with_failed(unit))
+    assert said.startswith(f"skipped: h has failed units that gpuready does not rely on: {unit}; see systemctl")
+
+
+# ------------------------------------------------------------------------------------------------ gateway
+
+
+@pytest.mark.parametrize(
+    ("bind", "socket"),
+    [
+        ("2001:DB8:0:0::1", "[2001:db8::1]:8080"),
+        ("[2001:db8::1]", "[2001:db8::1]:8080"),
+        ("::", "*:8080"),
+        ("0:0:0:0:0:0:0:0", "[::]:8080"),
+        ("*", "0.0.0.0:8080"),
+        ("192.0.2.1", "192.0.2.1:8080"),
+    ],
+)
+def test_an_address_may_be_spelled_otherwise(bind: str, socket: str) -> None:
+    plan = {"gateway": {"bind": bind, "port": 8080}}
+    made = Server("h", {"plan": plan, "host": {}, "topics": {"gateway": {"listens": [socket]}}})
+    assert said_by(test_gateway.test_the_gateway_listens_only_where_planned, made) == ""
+    made.snapshot["topics"]["gateway"]["listens"] = ["[2001:db8::2]:8080"]
+    assert "listens on [2001:db8::2]:8080" in said_by(test_gateway.test_the_gateway_listens_only_where_planned, made)
+
+
+# ------------------------------------------------------------------------------------------------ answers
+
+GOOD = {"model": "m", "tokens": 2, "seconds": 0.1}
+LATE = {**GOOD, "seconds": 24.0}
+SILENT = {"said": "no answer within 25 s", "busy": True, "seconds": 25.0}
+REFUSED = {"said": "Connection refused", "busy": False, "seconds": 0.0}
+
+
+def answering(straight: dict[str, Any], through: dict[str, Any]) -> Server:
+    plan = {"deployments": [{"name": "chat", "model": "m", "replicas": [{"index": 0}]}]}
+    generations = {"straight": {"chat.0": straight}, "through": {"chat": through}}
+    return Server("h", {"plan": plan, "host": {}, "topics": {"generations": generations}})
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (GOOD, ""),
+        (SILENT, "skipped: not judged: chat.0 (no answer within 25 s) on h is busy and gave no token; ask again later"),
+        (REFUSED, "host h: chat.0 gave no token (Connection refused), expected two tokens of the planned model; "),
+    ],
+)
+def test_an_engine_that_is_busy_is_not_judged(reply: dict[str, Any], words: str) -> None:
+    said = said_by(audit.test_engines_generate, answering(reply, GOOD))
+    assert said.startswith(words) if words else said == ""
+
+
+@pytest.mark.parametrize(
+    ("straight", "through", "words"),
+    [
+        (GOOD, GOOD, ""),
+        (LATE, SILENT, "skipped: not judged: chat through the gateway (no answer within 25 s) on h is busy"),
+        # An engine that answers at once is not busy: the gateway keeps the answer back.
+        (GOOD, SILENT, "host h: chat through the gateway gave no token (no answer within 25 s), expected two tokens"),
+        (LATE, REFUSED, "host h: chat through the gateway gave no token (Connection refused), expected two tokens"),
+    ],
+)
+def test_a_gateway_before_busy_engines_is_not_judged(
+    straight: dict[str, Any], through: dict[str, Any], words: str
+) -> None:
+    said = said_by(test_gateway.test_the_gateway_generates, answering(straight, through))
+    assert said.startswith(words) if words else said == ""

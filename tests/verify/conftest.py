@@ -24,6 +24,7 @@ HERE = Path(__file__).parent
 ROOT_TEST = "test_the_server_is_finished"
 NOT_GOOD = pytest.StashKey[dict[str, dict[str, str]]]()
 COUNTS = pytest.StashKey[dict[str, dict[str, int]]]()
+REASONS = pytest.StashKey[dict[str, dict[str, None]]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,7 +36,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     not_good: defaultdict[str, dict[str, str]] = defaultdict(dict)
     counts: defaultdict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    config.stash[NOT_GOOD], config.stash[COUNTS] = not_good, counts
+    reasons: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    config.stash[NOT_GOOD], config.stash[COUNTS], config.stash[REASONS] = not_good, counts, reasons
     # testinfra calls Ansible's programs, which lie beside our Python.
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
     hosts = config.getoption("hosts")
@@ -122,6 +124,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     )
     if report.when == "call" or word != "passed":
         item.config.stash[COUNTS][host_of(item)][word] += 1
+    if why:
+        item.config.stash[REASONS][host_of(item)][why.removeprefix("Skipped: ")] = None
     if word in ("failed", "not judged"):
         item.config.stash[NOT_GOOD][host_of(item)][name_of(item)] = "failed" if report.failed else "was not judged"
     return report
@@ -130,6 +134,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     for host, counts in sorted(config.stash[COUNTS].items()):
         told = [f"{counts[word]} {word}" for word in ("passed", "failed", "not judged", "skipped") if counts[word]]
+        for reason in config.stash[REASONS][host]:
+            terminalreporter.write_line(f"{host}: {reason}")
         terminalreporter.write_line(f"{host}: {', '.join(told)}")
 
 

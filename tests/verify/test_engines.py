@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from tests.verify.server import Server
+import functools
+from typing import Any
+
+import yaml
+from tests.verify.server import CHECKOUT, Server
+
+CATALOG = CHECKOUT / "src" / "gpuready" / "catalog" / "gpus.yaml"
+
+
+@functools.cache
+def cards() -> dict[str, dict[str, Any]]:
+    """Return the catalog's cards by each of their names."""
+    page = yaml.safe_load(CATALOG.read_text(encoding="utf-8"))["cards"]
+    return {name: card for key, card in page.items() for name in (key, *card["aliases"])}
 
 
 def test_the_planned_gpus_are_on_the_bus(server: Server) -> None:
     gpus, planned = server.topic("gpus"), server.plan["host"]
     kinds = sorted(set(gpus.values()))
-    if len(gpus) != planned["gpu_count"] or len(kinds) != 1:
+    card = cards().get(planned["gpu_model"])
+    if card is None:
+        server.fail(f"{planned['gpu_model']} is planned and not in {CATALOG.name}", "a card of the catalog")
+    if len(gpus) != planned["gpu_count"] or not {kind.removeprefix("0x") for kind in kinds} <= set(card["pci"]):
         found = f"{len(gpus)} GPUs of NVIDIA are on the PCI bus ({', '.join(kinds) or 'none'})"
-        expected = f"{planned['gpu_count']} of one kind, {planned['gpu_model']}"
+        expected = f"{planned['gpu_count']} of {planned['gpu_model']} ({', '.join(card['pci'])})"
         server.fail(found, expected, "see lspci -d 10de: and dmesg on the server, and ask its provider")
 
 

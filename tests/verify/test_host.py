@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from tests.verify.server import Server
 
+OURS = re.compile(r"(gpuready|nvidia)-.*|(nftables|ssh|sshd)\.(service|socket)")
+"""Units of ours, and those that we rely on; the recorded clock is another."""
 NO_LOGIN = ("/usr/sbin/nologin", "/sbin/nologin", "/bin/false", "/usr/bin/false")
 
 
@@ -124,9 +128,13 @@ def test_no_packet_filter_is_on_trial(server: Server) -> None:
     server.demand([f"{one} is there" for one in trial], "no rules that wait to be confirmed or taken back")
 
 
-def test_no_unit_has_failed(server: Server) -> None:
-    found = [f"{line.split()[0]} has failed" for line in server.topic("failed_units")]
-    server.demand(found, "no failed unit", "see systemctl status and journalctl -u of it on the server")
+def test_no_unit_that_counts_has_failed(server: Server) -> None:
+    failed = server.topic("failed_units")
+    ours = [name for name in failed if OURS.fullmatch(name) or name == server.recorded("clock")]
+    step = "see systemctl status and journalctl -u of it on the server"
+    server.demand([f"{name} has failed" for name in ours], "no failed unit", step)
+    if failed:
+        pytest.skip(f"{server.name} has failed units that gpuready does not rely on: {', '.join(failed)}; {step}")
 
 
 def wanted_access(path: str) -> str:

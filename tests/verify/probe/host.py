@@ -17,6 +17,7 @@ from tests.verify.probe.reading import (
     OPT,
     RUN,
     STATE,
+    demand,
     digest_of,
     last_line,
     read_json,
@@ -27,6 +28,7 @@ from tests.verify.probe.reading import (
 
 ETC = Path("/etc/gpuready")
 GATEWAY_RUN = Path("/run/gpuready-gateway")
+FOLDERS = (OPT, OPT / "engines", MODELS, STATE, STATE / "releases", STATE / "replicas", ETC)
 FIREWALL_UNIT = "gpuready-firewall.service"
 
 
@@ -55,7 +57,7 @@ def user(_: dict[str, Any]) -> dict[str, Any]:
 
 def packages(record: dict[str, Any]) -> dict[str, Any]:
     """Return the state of each recorded package, and what dpkg complains of."""
-    listed = run("dpkg-query", "--show", "--showformat=${Package}\\t${Status}\\n")
+    listed = demand("dpkg-query", "--show", "--showformat=${Package}\\t${Status}\\n")
     states = dict(line.split("\t", 1) for line in listed.stdout.splitlines() if "\t" in line)
     plan, host = record["plan"], record["host"] or {}
     wanted = {"haproxy", *plan["host"]["cuda"]["packages"], *host.get("packages", [])}
@@ -66,8 +68,15 @@ def packages(record: dict[str, Any]) -> dict[str, Any]:
     return {
         "states": {name: states.get(name.split(":")[0], "absent") for name in sorted(wanted)},
         "broken": broken,
-        "audit": " ".join(run("dpkg", "--audit").stdout.split()),
+        "audit": _dpkg_audit(),
     }
+
+
+def _dpkg_audit() -> str:
+    said = run("dpkg", "--audit")
+    if said.returncode and not said.stdout.strip():
+        raise OSError(f"dpkg --audit: {last_line(said.stderr) or f'exit {said.returncode}'}")
+    return " ".join(said.stdout.split())
 
 
 def files(record: dict[str, Any]) -> dict[str, Any]:
@@ -137,7 +146,8 @@ def cuda(_: dict[str, Any]) -> dict[str, Any]:
 
 def failed_units(_: dict[str, Any]) -> list[str]:
     """Return the units that systemd calls failed."""
-    return run("systemctl", "list-units", "--failed", "--plain", "--no-legend", "--full").stdout.splitlines()
+    listed = demand("systemctl", "list-units", "--failed", "--plain", "--no-legend", "--full")
+    return [line.split()[0] for line in listed.stdout.splitlines() if line.strip()]
 
 
 def access(_: dict[str, Any]) -> dict[str, str]:
@@ -145,13 +155,19 @@ def access(_: dict[str, Any]) -> dict[str, str]:
     found = {}
     for path in _guarded():
         try:
-            shown = path.lstat()
+            # Folders may lie elsewhere, on a larger disk; of all else the thing itself is meant.
+            shown = path.stat() if path in FOLDERS else path.lstat()
         except OSError as error:
             if error.errno != errno.ENOENT:
                 found[str(path)] = str(error.strerror)
             continue
         found[str(path)] = f"{shown.st_mode & 0o7777:04o} {_owner(shown)}"
     return found
+
+
+def _is_read_only(folder: Path) -> bool:
+    """Say whether a folder is a mount that nobody can change from here, whoever owns it."""
+    return folder.is_dir() and bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
 
 
 def _owner(shown: os.stat_result) -> str:
@@ -162,7 +178,7 @@ def _owner(shown: os.stat_result) -> str:
 
 
 def _guarded() -> Iterator[Path]:
-    yield from (OPT, OPT / "engines", MODELS, STATE, STATE / "releases", STATE / "replicas", ETC)
+    yield from (folder for folder in FOLDERS if folder != MODELS or not _is_read_only(MODELS))
     yield from (STATE / "plan.json", (OPT / "gpuready.pyz").resolve())
     yield from (GATEWAY_RUN / "master.sock", GATEWAY_RUN / "admin.sock")
     for release in sorted((STATE / "releases").glob("*/[0-9]*")):

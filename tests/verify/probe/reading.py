@@ -19,6 +19,8 @@ OPT = Path("/opt/gpuready")
 MODELS = Path("/srv/models")
 ENGINE_USER = "gpuready-engine"
 ANSWER_SECONDS = 25
+BUSY = (429, 503, 504)
+SILENT = f"no answer within {ANSWER_SECONDS} s"
 PROGRAM_SECONDS = 60
 STATES = ("LoadState", "ActiveState", "SubState", "UnitFileState", "MainPID", "ControlGroup", "NeedDaemonReload")
 # A proxy that the environment names must not stand between.
@@ -41,6 +43,14 @@ def run(*words: str, user: str = "") -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(words, 124, "", f"no answer within {PROGRAM_SECONDS} s")
     except OSError as error:
         return subprocess.CompletedProcess(words, 127, "", f"{words[0]}: {error.strerror}")
+
+
+def demand(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run a program whose silence would mean that all is well; one that fails is unknown."""
+    done = run(*words)
+    if done.returncode:
+        raise OSError(f"{' '.join(words[:2])}: {last_line(done.stderr) or f'exit {done.returncode}'}")
+    return done
 
 
 def last_line(text: str) -> str:
@@ -75,7 +85,7 @@ def digest_of(path: Path) -> str | None:
 
 def unit(name: str, *more: str) -> dict[str, str]:
     """Return what systemd knows of a unit now."""
-    shown = run("systemctl", "show", name, *(f"--property={one}" for one in (*STATES, *more)))
+    shown = demand("systemctl", "show", name, *(f"--property={one}" for one in (*STATES, *more)))
     return dict(line.partition("=")[::2] for line in shown.stdout.splitlines() if "=" in line)
 
 
@@ -127,7 +137,7 @@ def ask(url: str, body: dict[str, Any] | None = None) -> tuple[int | None, Any]:
         except ValueError:
             return error.code, None
     except TimeoutError:
-        return None, f"no answer within {ANSWER_SECONDS} s"
+        return None, SILENT
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
-        return None, f"no answer within {ANSWER_SECONDS} s" if isinstance(reason, TimeoutError) else str(reason)
+        return None, SILENT if isinstance(reason, TimeoutError) else str(reason)

@@ -6,12 +6,15 @@ import csv
 import json
 import pwd
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
 from tests.verify.probe.reading import (
+    BUSY,
     ENGINE_USER,
     RUN,
+    SILENT,
     STATE,
     ask,
     digest_of,
@@ -202,11 +205,14 @@ def generations(record: dict[str, Any]) -> dict[str, Any]:
 def generate(door: str, model: str) -> dict[str, Any]:
     """Ask for two tokens; return the model that answered and how many came, or what came instead."""
     body = {"model": model, "prompt": "Is this server well?", "max_tokens": 2, "temperature": 0}
+    began = time.monotonic()
     status, reply = ask(f"http://{door}/v1/completions", body)
+    seconds = time.monotonic() - began
     if status != 200 or not isinstance(reply, dict):
-        return {"said": reply if status is None else f"HTTP {status}"}
+        busy = status in BUSY or (status is None and reply == SILENT)
+        return {"said": reply if status is None else f"HTTP {status}", "busy": busy, "seconds": seconds}
     tokens = (reply.get("usage") or {}).get("completion_tokens", 0)
-    return {"model": reply.get("model"), "tokens": tokens if reply.get("choices") else 0}
+    return {"model": reply.get("model"), "tokens": tokens if reply.get("choices") else 0, "seconds": seconds}
 
 
 def door(gateway: dict[str, Any]) -> str:

@@ -1,0 +1,86 @@
+"""What the audit's probe reads: what cannot be read is unknown, never good."""
+
+from __future__ import annotations
+
+import subprocess
+import urllib.error
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.verify.probe import host, reading, serving, snapshot
+
+RECORD = {"plan": {"host": {"cuda": {"packages": []}}, "engines": []}, "host": {}}
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, code: int, out: str = "", complaint: str = "") -> None:
+    def run(*words: str, user: str = "") -> subprocess.CompletedProcess[str]:
+        del user
+        return subprocess.CompletedProcess(words, code, out, complaint)
+
+    for module in (reading, host):
+        monkeypatch.setattr(module, "run", run)
+
+
+@pytest.mark.parametrize(
+    ("topic", "program"), [(host.failed_units, "systemctl list-units"), (host.packages, "dpkg-query --show")]
+)
+def test_a_program_that_fails_is_unknown(monkeypatch: pytest.MonkeyPatch, topic: Any, program: str) -> None:
+    answers(monkeypatch, 1, complaint="no such bus\n")
+    assert snapshot.answer_of(topic, RECORD) == {"unknown": f"OSError: {program}: no such bus"}
+
+
+def test_an_audit_of_dpkg_that_fails_is_unknown_and_one_that_finds_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, 1, complaint="dpkg: error: the database is locked")
+    with pytest.raises(OSError, match="dpkg --audit: dpkg: error: the database is locked"):
+        host._dpkg_audit()
+    answers(monkeypatch, 1, out="The following packages are\n half installed")
+    assert host._dpkg_audit() == "The following packages are half installed"
+
+
+def test_failed_units_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, 0, out="a.service loaded failed failed An example\nb.service loaded failed failed B\n")
+    assert host.failed_units({}) == ["a.service", "b.service"]
+
+
+def test_a_folder_behind_a_link_is_judged_and_a_linked_socket_is_not_followed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    real, link, file = tmp_path / "large", tmp_path / "models", tmp_path / "link.sock"
+    real.mkdir()
+    link.symlink_to(real)
+    file.symlink_to(real)
+    monkeypatch.setattr(host, "FOLDERS", (link,))
+    monkeypatch.setattr(host, "_guarded", lambda: iter((link, file)))
+    real.chmod(0o755)
+    owner = host._owner(real.stat())
+    assert host.access({}) == {str(link): f"0755 {owner}", str(file): f"0777 {owner}"}
+
+
+def test_a_share_of_weights_that_is_mounted_read_only_guards_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reading.MODELS in set(host._guarded())
+    monkeypatch.setattr(host, "_is_read_only", lambda _: True)
+    assert reading.MODELS not in set(host._guarded())
+
+
+@pytest.mark.parametrize(
+    ("answer", "busy"),
+    [
+        (urllib.error.HTTPError("http://x", 503, "", {}, None), True),  # type: ignore[arg-type]
+        (urllib.error.HTTPError("http://x", 429, "", {}, None), True),  # type: ignore[arg-type]
+        (urllib.error.HTTPError("http://x", 500, "", {}, None), False),  # type: ignore[arg-type]
+        (TimeoutError(), True),
+        (urllib.error.URLError(TimeoutError()), True),
+        (ConnectionRefusedError(111, "refused"), False),
+    ],
+)
+def test_a_server_with_much_to_do_is_told_from_one_that_is_away(
+    monkeypatch: pytest.MonkeyPatch, answer: Exception, busy: bool
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise answer
+
+    monkeypatch.setattr(reading.DIRECT, "open", fail)
+    reply = serving.generate("127.0.0.1:1", "m")
+    assert reply["busy"] is busy
+    assert "tokens" not in reply
