@@ -41,6 +41,7 @@ class Server:
         self.enabled: set[str] = set()
         self.calls: list[str] = []
         self.cannot_stop: set[str] = set()
+        self.starting: set[str] = set()
         self._pid = 1_000_000_000
 
     def probe(self) -> nvml.NvmlReport:
@@ -72,7 +73,7 @@ class Server:
 
     def properties(self, unit: str, *names: str) -> dict[str, str]:
         known = {
-            "ActiveState": "active" if unit in self.active else "inactive",
+            "ActiveState": "activating" if unit in self.starting else "active" if unit in self.active else "inactive",
             "UnitFileState": "enabled" if unit in self.enabled else "disabled",
             "MainPID": str(self.active.get(unit, 0)),
             "NRestarts": "0",
@@ -89,6 +90,7 @@ class Server:
 
     def _start(self, unit: str) -> int:
         name = name_of(unit)
+        self.starting.discard(unit)
         try:
             replica.write_devices(self.layout, name)
         except MachineCannot:
@@ -175,6 +177,31 @@ def test_the_first_run_brings_all_and_the_second_has_nothing_to_do(server: Serve
     again = apply(server, CHAT, CODE)
     assert (again.changed, again.summary) == (False, "every deployment is as planned and serves")
     assert server.calls == []
+
+
+def test_an_engine_that_a_boot_is_starting_is_waited_for_and_not_started_again(server: Server) -> None:
+    apply(server, CHAT)
+    unit = units.unit_of("chat.0")
+    server.reboot()
+    server.systemctl("stop", unit)
+    server.starting.add(unit)
+    server.calls.clear()
+    would = apply(server, CHAT, check=True)
+    assert (would.changed, would.undecided) == (False, ["whether chat.0, which is starting, gives a token"])
+    assert server.calls == []
+    assert not apply(server, CHAT).changed
+    assert server.calls == [f"start {unit}"]
+    assert server.serving() == {"chat.0": (1, "0")}
+
+
+def test_an_engine_that_is_starting_on_another_release_is_not_waited_for(server: Server) -> None:
+    apply(server, CHAT)
+    server.systemctl("stop", units.unit_of("chat.0"))
+    server.starting.add(units.unit_of("chat.0"))
+    server.calls.clear()
+    assert apply(server, deployment("chat", [0], 18100, a=1)).changed
+    assert f"start {units.unit_of('chat.0')}" not in server.calls
+    assert server.serving() == {"chat.0": (2, "0")}
 
 
 def test_only_the_replica_concerned_is_restarted(server: Server) -> None:

@@ -139,6 +139,13 @@ class Applier:
         """Return what a replica needs (start, record, enable or nothing), and the words for it."""
         former, number = target.store.current(target.index), target.store.find(target.files)
         state = units.properties(target.unit, "ActiveState", "UnitFileState", "MainPID")
+        if state["ActiveState"] == "activating" and former == number and target.store.proof(former or 0, target.index):
+            # As after a boot: it loads what is wanted, and would load it a second time.
+            if self.check:
+                self._result.undecided.append(f"whether {target.replica}, which is starting, gives a token")
+                return "", ""
+            units.systemctl("start", target.unit)
+            state = units.properties(target.unit, "ActiveState", "UnitFileState", "MainPID")
         ready = self._ready(target.replica, state)
         restarted, started = self._say("restarted", "would be restarted"), self._say("started", "would be started")
         if number is None or (former != number and not _runs(target.store, number, ready)):
