@@ -158,6 +158,8 @@ def write_inventory(folder: Path) -> Path:
     hosts = {
         "one": {"ansible_host": "{{ '10.0.0.' ~ 7 }}", "gateway_port": 9000, "gpuready_stack": "cpu"},
         "two": {"ansible_host": "10.0.0.8"},
+        "bound": {"ansible_host": "10.0.0.9", "gateway_bind": "[2001:db8::9]"},
+        "inner": {"ansible_host": "10.0.0.9", "gateway_bind": "127.0.0.1"},
         "broken": {"ansible_host": "{{ nothing_defines_this }}"},
     }
     path.write_text(json.dumps({"all": {"children": {"h100-sg": {"hosts": hosts}}}}))
@@ -173,6 +175,8 @@ def test_the_inventory_says_where_a_hosts_gateway_is(tmp_path: Path) -> None:
     assert resolve("one", path) == {"address": "10.0.0.7", "port": 9000, "stack": "cpu"}
     # What is not set there is the role's default.
     assert resolve("two", path) == {"address": "10.0.0.8", "port": 8080, "stack": ""}
+    # A gateway that binds one address is asked there.
+    assert resolve("bound", path) == {"address": "2001:db8::9", "port": 8080, "stack": ""}
 
 
 @pytest.mark.parametrize(
@@ -180,6 +184,12 @@ def test_the_inventory_says_where_a_hosts_gateway_is(tmp_path: Path) -> None:
     [
         ("one:two", Refusal, "--limit 'one:two': names 2 hosts; name one of them: one, two."),
         ("nope", Refusal, "--limit 'nope': names no host of the inventory"),
+        (
+            "inner",
+            Refusal,
+            "--limit 'inner': gateway_bind = 127.0.0.1 is reached from inner itself alone; open a tunnel (ssh -L "
+            "8080:127.0.0.1:8080 inner) and measure http://127.0.0.1:8080 instead.",
+        ),
         ("broken", MachineCannot, "Ansible cannot resolve it: "),
     ],
 )
