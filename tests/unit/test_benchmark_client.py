@@ -70,13 +70,26 @@ def ms(seconds: float | None) -> float:
 def test_times_of_a_well_behaved_stream() -> None:
     row = one(stream("a", "b", "c", prompt=7, output=5, gap=0.010))
     assert row.problem is None
-    # The role came after 1 ms and is no token; the texts after 10 ms each; [DONE] right after the last.
+    # The role came after 1 ms and is no token; the texts after 10 ms each; the last chunk right after.
     assert ms(row.ttft) == 11.0
     assert [ms(gap) for gap in row.gaps] == [10.0, 10.0]
     assert ms(row.e2el) == 31.0
     assert ms(row.tpot) == 5.0
     assert (row.prompt_tokens, row.output_tokens, row.cached_tokens) == (7, 5, None)
     assert row.finish_reason == "length"
+
+
+def test_an_answer_ends_with_its_last_chunk_not_with_what_the_server_counts_afterwards() -> None:
+    row = one(Answer([(0.010, delta(content="a")), (0.010, FINISH), (0.010, usage(1, 3)), (0.010, DONE)]))
+    assert row.problem is None
+    assert ms(row.e2el) == 20.0
+    assert ms(row.tpot) == 5.0
+
+
+def test_a_failed_answer_ends_when_it_fails() -> None:
+    row = one(Answer([(0.010, delta(content="a")), (0.010, event({"error": {"message": "out of memory"}}))]))
+    assert row.problem is not None
+    assert ms(row.e2el) == 20.0
 
 
 def test_what_is_asked_of_the_server() -> None:

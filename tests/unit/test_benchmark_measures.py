@@ -13,7 +13,7 @@ def row(sent: float = 0.0, chunks: tuple[float, ...] = (), ended: float = 0.0, *
 
 
 def test_times_of_one_request() -> None:
-    # Sent at 10; chunks 0.5, 0.6 and 0.9 s later; [DONE] at 11.1; nine tokens in three chunks.
+    # Sent at 10; chunks 0.5, 0.6 and 0.9 s later; the last, without text, at 11.1; nine tokens in three chunks.
     one = row(10.0, (10.5, 10.6, 10.9), 11.1, output_tokens=9)
     assert one.ttft == pytest.approx(0.5)
     assert one.gaps == pytest.approx([0.1, 0.3])

@@ -120,7 +120,8 @@ class Client:
         except (aiohttp.ClientError, OSError) as error:
             stage = "in the middle of the answer" if row.chunks else "before the first token"
             row.problem = _transport_problem(error, self.settings.timeout_seconds, stage)
-        row.ended = row.ended or self.clock()
+        if row.problem or not row.ended:
+            row.ended = self.clock()
         row.reused_connection = trace.reused
         return row
 
@@ -152,7 +153,6 @@ class Client:
             now = self.clock()
             for data in reader.feed(piece):
                 if data == DONE:
-                    row.ended = now
                     await _read_to_the_end(response)
                     return _judge(row, done=True)
                 if problem := _take(row, data, now):
@@ -168,6 +168,8 @@ def _take(row: Row, data: str, now: float) -> Problem | None:
     chunk = read_chunk(data)
     if chunk.error:
         return Problem("error_in_stream", f"the server says within the stream: {chunk.error}")
+    if chunk.has_choice:
+        row.ended = now
     if chunk.has_text:
         row.chunks.append(now)
         row.reasoning_chunks += chunk.is_reasoning

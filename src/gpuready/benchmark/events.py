@@ -66,6 +66,8 @@ class Usage:
 class Chunk:
     """What one event of a chat completion means."""
 
+    has_choice: bool = False
+    """It belongs to the answer itself; `usage` after it does not."""
     has_text: bool = False
     """It holds generated text, content or reasoning."""
     is_reasoning: bool = False
@@ -93,6 +95,7 @@ def read_chunk(data: str) -> Chunk:
     # vLLM calls it reasoning, formerly reasoning_content, as DeepSeek does.
     reasoning = bool(delta.get("reasoning_content") or delta.get("reasoning"))
     return Chunk(
+        has_choice=bool(choice),
         has_text=bool(delta.get("content")) or reasoning,
         is_reasoning=reasoning,
         finish_reason=choice.get("finish_reason"),

@@ -27,7 +27,8 @@ def gateway_of(limit: str, inventory: str | None, root: Path, ansible: Path) -> 
     """Return address, port and stack of the one host that a pattern names; `root` is the checkout.
 
     Raises:
-        Refusal: when it names none or several, or its gateway cannot be asked from here; MachineCannot: when Ansible cannot read the inventory.
+        Refusal: when it names none or several, or its gateway cannot be asked from here.
+        MachineCannot: when Ansible cannot read the inventory.
     """
     words = [str(ansible), "-m", "ansible.builtin.debug", "-a", json.dumps({"msg": _QUESTION})]
     words += ["-i", str(Path(inventory).resolve())] if inventory else []

@@ -37,7 +37,7 @@ class Row:
     sent: float
     """When it was handed to the HTTP client, so that waiting for a connection is the server's answer time too."""
     ended: float
-    """When its last event, `[DONE]`, came; without one, the end of the stream or the moment of its failure."""
+    """When its last chunk with a choice came, `usage` and `[DONE]` not counted; of a failed one, the moment of that."""
     chunks: list[float] = field(default_factory=list)
     """When each chunk with generated text came: content or reasoning, never an empty or role-only delta."""
     reasoning_chunks: int = 0
