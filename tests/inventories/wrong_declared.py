@@ -170,7 +170,7 @@ def keys(dice: random.Random) -> Iterator[Case]:
         ("is not set",),
         as_yaml(changed((*ONE, "gpus"), {"count": 1})),
     )
-    yield wrong("an unknown key", (*ONE, "gpus", "cuont"), 1, "did you mean count?") if False else Case(
+    yield Case(
         "a misspelled key", spelled((*ONE, "gpus", "cuont")), ("did you mean count?",),
         as_yaml(changed((*ONE, "gpus"), {"mig": "3g.40gb", "cuont": 1})),
     )  # fmt: skip
@@ -290,51 +290,33 @@ def contradictions(dice: random.Random) -> Iterator[Case]:
     )
 
 
-def flags(dice: random.Random) -> Iterator[Case]:
+def flagged(kind: str, name: str, value: Any, *says: str) -> Case:
+    """Return a case in which a flag has a wrong name or value, and the refusal names it."""
+    return Case(kind, f"deployment chat, flags.{name}", says, as_yaml(changed((*ONE, "flags"), {name: value})))
+
+
+def flags(_: random.Random) -> Iterator[Case]:
     """Yield engine flags that are not to be set, contradict the plan, or are no flags."""
     where = "deployment chat, flags."
     for name in ("port", "host", "model", "tensor-parallel-size", "tensor_parallel_size", "--served-model-name"):
-        yield Case(
-            "a flag that gpuready owns",
-            where + name,
-            ("is set by gpuready itself",),
-            as_yaml(changed((*ONE, "flags"), {name: 1})),
-        )
-    yield Case(
-        "a flag that is a secret",
-        f"{where}api-key",
-        ("is a secret",),
-        as_yaml(changed((*ONE, "flags"), {"api-key": "hunter2"})),
-    )
-    twice = {"max-num-seqs": 8, "max_num_seqs": 9}
-    yield Case(
-        "one flag twice", f"{where}max_num_seqs", ("are the same flag",), as_yaml(changed((*ONE, "flags"), twice))
-    )
-    opposite = {"enable-prefix-caching": True, "no-enable-prefix-caching": True}
-    yield Case(
-        "one flag twice",
-        f"{where}no-enable-prefix-caching",
-        ("are the same flag",),
-        as_yaml(changed((*ONE, "flags"), opposite)),
-    )
+        yield flagged("a flag that gpuready owns", name, 1, "is set by gpuready itself")
+    yield flagged("a flag that is a secret", "api-key", "hunter2", "is a secret")
+    for first, second in (("max-num-seqs", "max_num_seqs"), ("enable-prefix-caching", "no-enable-prefix-caching")):
+        text = as_yaml(changed((*ONE, "flags"), {first: 8, second: 9}))
+        yield Case("one flag twice", f"{where}{second}", ("are the same flag",), text)
     for name, meant in (("max-num-seq", "max-num-seqs"), ("gpu_memory_utilisation", "gpu-memory-utilization")):
-        text = as_yaml(changed((*ONE, "flags"), {name: 8}))
-        yield Case("a misspelled flag", f"{where}{name}", ("no such flag", f"did you mean {meant}?"), text)
+        yield flagged("a misspelled flag", name, 8, "no such flag", f"did you mean {meant}?")
+    beyond = "a number of a flag beyond its range"
     for value in (True, "many", 0, -1, 1.5, 10**30, None):
-        text = as_yaml(changed((*ONE, "flags"), {"max-num-seqs": value}))
-        yield Case(
-            "a number of a flag beyond its range",
-            f"{where}max-num-seqs",
-            ("is refused", "a whole number above 0"),
-            text,
-        )
+        yield flagged(beyond, "max-num-seqs", value, "is refused", "a whole number above 0")
     for spelling in (".nan", ".inf", "1.01", "0"):
         text = with_text((*ONE, "flags"), f"{{gpu-memory-utilization: {spelling}}}")
-        yield Case(
-            "a number of a flag beyond its range", f"{where}gpu-memory-utilization", ("is refused", "at most 1"), text
-        )
-    text = as_yaml(changed((*ONE, "flags"), {"max-model-len": 9_000_000}))
-    yield Case("a context that the memory cannot hold", f"{where}max-model-len", ("= 9000000 does not fit",), text)
+        yield Case(beyond, f"{where}gpu-memory-utilization", ("is refused", "at most 1"), text)
+    for spelling, shown in (("2026-11-30", "2026-11-30"), (".nan", "nan"), ("!!binary aGk=", "b'hi'"), ("{1: a}", "1")):
+        text = with_text((*ONE, "flags"), f"{{seed: {spelling}}}")
+        says = (shown, "is refused", "allowed are texts, finite numbers")
+        yield Case("a value of a flag that its file cannot hold", f"{where}seed", says, text)
+    yield flagged("a context that the memory cannot hold", "max-model-len", 9_000_000, "= 9000000 does not fit")
     for name in ("a: b", "max num seqs", "x\ny: 1", "", "é", "a" * 200):
         text = as_yaml(changed((*ONE, "flags"), {name: 1}))
         yield Case("no name of a flag", spelled((*ONE, "flags")), ("no such key", "as the engine spells it"), text)
