@@ -8,6 +8,7 @@ Every refusal is said at once and nothing is changed. It returns the facts that 
 from __future__ import annotations
 
 import functools
+import re
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible._internal._datatag._tags import Origin, VaultedValue
-from ansible.parsing.vault import is_encrypted
+from ansible.parsing.vault import EncryptedString, is_encrypted
 from ansible.plugins.action import ActionBase
 from ansible.utils.vars import load_extra_vars
 
@@ -48,6 +49,28 @@ def _is_from_a_vault(text: str) -> bool:
     """Return whether a text was encrypted by itself, or stands in a file that is encrypted as a whole."""
     origin = Origin.get_tag(text)
     return VaultedValue.is_tagged_on(text) or bool(origin and origin.path and _is_sealed(origin.path))
+
+
+def _uses_a_vault(raw: Any, variables: Mapping[str, Any], seen: frozenset[str] = frozenset()) -> bool:
+    """Return whether a text that an operator wrote reads a text out of a vault, if by way of other variables.
+
+    What a template puts together from a secret and something else has lost Ansible's mark.
+    """
+    if isinstance(raw, EncryptedString):
+        return True
+    if not isinstance(raw, str):
+        return False
+    names = set(re.findall(r"[A-Za-z_]\w*", raw)) & set(variables) - seen if "{{" in raw or "{%" in raw else set()
+    return _is_from_a_vault(raw) or any(_uses_a_vault(variables[name], variables, seen | names) for name in names)
+
+
+def sealed(value: Any, raw: Any, variables: Mapping[str, Any]) -> Any:
+    """Return plain data in which every text is marked that a template put together from something out of a vault."""
+    if isinstance(value, dict) and isinstance(raw, Mapping):
+        return {key: sealed(one, raw.get(key), variables) for key, one in value.items()}
+    if isinstance(value, list) and isinstance(raw, list | tuple) and len(value) == len(raw):
+        return [sealed(one, other, variables) for one, other in zip(value, raw, strict=True)]
+    return Secret(value) if isinstance(value, str) and _uses_a_vault(raw, variables) else value
 
 
 def plain(value: Any) -> Any:
@@ -116,7 +139,7 @@ class ActionModule(ActionBase):
             CHECKOUT / "roles",
             host,
             task_vars,
-            lambda value: plain(self._templar.template(value)),
+            lambda value: sealed(plain(self._templar.template(value)), value, task_vars),
             locate,
             command_line=load_extra_vars(self._loader),
         )

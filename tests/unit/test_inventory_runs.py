@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.inventories import generate
-from tests.inventories.case import DECLARED, Case, as_yaml, faults_of, recorded_facts, write_inventory
+from tests.inventories.case import DECLARED, Case, as_yaml, changed, faults_of, recorded_facts, write_inventory
 from tests.inventories.right import generate as generate_right
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -262,6 +262,22 @@ def test_a_value_out_of_a_vault_is_judged_and_never_shown(whole: bool, declared:
     assert len(others) == whole
     assert all("gpuready_deployments[0] is a secret, and rendered files are no place for one" in one for one in others)
     assert ".yml:19, gateway_bind = (from a vault, not shown) is refused: allowed is * or an IPv4" in sentence
+    assert_clean(run.output)
+
+
+@pytest.mark.parametrize("text", ["{{ hidden }}", "Bearer {{ hidden }}"])
+def test_a_flag_out_of_a_vault_is_refused_and_never_shown(text: str, declared: Path, recorded: Path) -> None:
+    password = declared.parent / "password"
+    password.write_text("open sesame\n")
+    path = declared / "host_vars" / "h1.yml"
+    words = ["encrypt_string", "--vault-password-file", str(password), "--name", "hidden", "hunter2"]
+    vaulted = subprocess.run([str(BIN / "ansible-vault"), *words], capture_output=True, text=True, check=True).stdout
+    path.write_text(as_yaml(changed(("gpuready_deployments", 0, "flags"), {"x": [text]})) + vaulted)
+    run = preflight(declared, recorded, "--vault-password-file", str(password))
+    assert run.rc == 2
+    (sentence,) = run.sentences()["h1"]
+    assert "gpuready_deployments[0].flags.x[0] is a secret, and rendered files are no place for one" in sentence
+    assert run.asked == []
     assert_clean(run.output)
 
 
