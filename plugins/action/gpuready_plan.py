@@ -30,7 +30,7 @@ from gpuready.serving.models import read_model
 from gpuready.spec.check import with_place
 from gpuready.spec.declared import Declared
 from gpuready.spec.inventory import locator
-from gpuready.spec.values import Secret
+from gpuready.spec.values import Sealed, Secret
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 GENERATOR = CHECKOUT / "sim" / "tiny_model.py"
@@ -45,10 +45,15 @@ def _is_sealed(path: str) -> bool:
         return False
 
 
+def _is_in_a_vault(text: Any) -> bool:
+    """Return whether a text stands in a file that is encrypted as a whole."""
+    origin = Origin.get_tag(text)
+    return bool(origin and origin.path and _is_sealed(origin.path))
+
+
 def _is_from_a_vault(text: str) -> bool:
     """Return whether a text was encrypted by itself, or stands in a file that is encrypted as a whole."""
-    origin = Origin.get_tag(text)
-    return VaultedValue.is_tagged_on(text) or bool(origin and origin.path and _is_sealed(origin.path))
+    return VaultedValue.is_tagged_on(text) or _is_in_a_vault(text)
 
 
 def _uses_a_vault(raw: Any, variables: Mapping[str, Any], seen: frozenset[str] = frozenset()) -> bool:
@@ -70,7 +75,9 @@ def sealed(value: Any, raw: Any, variables: Mapping[str, Any]) -> Any:
         return {key: sealed(one, raw.get(key), variables) for key, one in value.items()}
     if isinstance(value, list) and isinstance(raw, list | tuple) and len(value) == len(raw):
         return [sealed(one, other, variables) for one, other in zip(value, raw, strict=True)]
-    return Secret(value) if isinstance(value, str) and _uses_a_vault(raw, variables) else value
+    if not isinstance(value, str) or not _uses_a_vault(raw, variables):
+        return value
+    return Sealed(value) if _is_in_a_vault(raw) else Secret(value)
 
 
 def plain(value: Any) -> Any:
@@ -81,7 +88,9 @@ def plain(value: Any) -> Any:
         return [plain(one) for one in value]
     if isinstance(value, str):
         text = "".join(value)
-        return Secret(text) if _is_from_a_vault(value) else text
+        if VaultedValue.is_tagged_on(value):
+            return Secret(text)
+        return Sealed(text) if _is_in_a_vault(value) else text
     if isinstance(value, int | float) and not isinstance(value, bool):
         return int(value) if isinstance(value, int) else float(value)
     return value

@@ -14,7 +14,7 @@ from gpuready import catalog
 from gpuready.outcome import Failure
 from gpuready.spec.model import HostSpec
 from gpuready.spec.options import Path, Problem
-from gpuready.spec.values import Secret, path_text, shown, yaml_hint
+from gpuready.spec.values import Sealed, Secret, path_text, shown, yaml_hint
 
 PREFIX = "gpuready_"
 CORRECT = "correct it in the inventory"
@@ -210,9 +210,14 @@ def _catalog_failures(host: str, spec: HostSpec, locate: Locate) -> list[Failure
     return failures
 
 
+def _is_secret(value: object) -> bool:
+    # Who encrypts a whole file of variables does not call each of them a secret.
+    return isinstance(value, Secret) and not isinstance(value, Sealed)
+
+
 def _secrets(path: Path, value: object) -> Iterator[Path]:
-    """Yield where something out of a vault stands; a mapping of which a key is secret is named as a whole."""
-    if isinstance(value, Secret) or (isinstance(value, Mapping) and any(isinstance(key, Secret) for key in value)):
+    """Yield where a secret stands; a mapping of which a key is one is named as a whole."""
+    if _is_secret(value) or (isinstance(value, Mapping) and any(map(_is_secret, value))):
         yield path
     elif isinstance(value, Mapping | list):
         for key, one in value.items() if isinstance(value, Mapping) else enumerate(value):

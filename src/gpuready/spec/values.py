@@ -21,6 +21,12 @@ class Secret(str):
         return "(from a vault, not shown)"
 
 
+class Sealed(Secret):
+    """A text of a file that is encrypted as a whole: whether it is a secret by itself nobody can tell."""
+
+    __slots__ = ()
+
+
 def shown(value: object) -> str:
     """Return a value as a sentence shows it: escaped, without credentials, at most 80 characters."""
     text = ""
