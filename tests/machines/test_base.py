@@ -81,13 +81,36 @@ def test_upgrades_are_kept_from_engines_and_gateway(server: Machine) -> None:
     assert verdict.split() == ["kept", "kept", "restarted"]
 
 
+# The stage makes one call of all steps; these tests take one step of it at a time, without Ansible's seconds around it.
+STEP = """
+import json, sys
+sys.path.insert(0, "/root/part.pyz")
+from gpuready.operations import firewall, firewall_rules, packages
+from gpuready.operations.machine import Machine
+from gpuready.outcome import Refusal
+step, check = sys.argv[1], "--check" in sys.argv
+try:
+    if step == "firewall":
+        result = firewall.apply(Machine(), firewall_rules.wanted_from(json.load(sys.stdin)), check)
+    elif step == "confirm":
+        result = firewall.confirm(Machine(), check)
+    else:
+        result = packages.ensure(Machine(), packages.Wanted(**json.load(sys.stdin)), check)
+except Refusal as refusal:
+    print(refusal, file=sys.stderr)
+    sys.exit(int(refusal.exit))
+print(json.dumps(result.as_dict()))
+"""
+
+
 @pytest.fixture(scope="module")
 def part(server: Machine, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The server part on the server: what the stage calls, without Ansible's seconds around it."""
+    """The words that take one step of the stage on the server."""
     local: Path = zipapp.build().write_to(tmp_path_factory.mktemp("part"))
     with local.open("rb") as file:
         subprocess.run(server.ssh_argv(["sh", "-c", "cat > /root/part.pyz"]), stdin=file, check=True)
-    return "python3 /root/part.pyz host"
+    server.ssh("cat > /root/step.py", stdin=STEP)
+    return "python3 /root/step.py"
 
 
 DECLARED = {"open": [{"port": 8080, "comment": "gateway"}], "ssh_ports": [22]}
@@ -96,14 +119,14 @@ TRIAL = {"open": [{"port": 9001}], "ssh_ports": [22], "revert_seconds": 600}
 
 def load(machine: Machine, part: str, rules: dict[str, Any], *options: str) -> dict[str, Any]:
     """Put rules on trial; return the result."""
-    done = machine.ssh(f"{part} firewall --json {' '.join(options)}", stdin=json.dumps(rules))
+    done = machine.ssh(f"{part} firewall {' '.join(options)}", stdin=json.dumps(rules))
     result: dict[str, Any] = json.loads(done.stdout)
     return result
 
 
 def keep(machine: Machine, part: str) -> None:
     """Confirm over a connection of its own."""
-    machine.ssh(f"{part} firewall-confirm")
+    machine.ssh(f"{part} confirm")
 
 
 def test_the_stage_asks_for_exactly_these_rules(server: Machine, part: str) -> None:
@@ -157,7 +180,7 @@ def test_rules_that_block_ssh_are_taken_back(server: Machine, play: Play) -> Non
 
 @pytest.mark.long
 def test_a_trial_needs_a_connection_of_its_own_to_be_confirmed(server: Machine, part: str) -> None:
-    same = server.ssh(f"{part} firewall >/dev/null && {part} firewall-confirm", check=False, stdin=json.dumps(TRIAL))
+    same = server.ssh(f"{part} firewall >/dev/null && {part} confirm", check=False, stdin=json.dumps(TRIAL))
     assert same.returncode == 2
     assert "older than the rules" in same.stderr
     assert "9001" in server.ssh(TABLE).stdout
@@ -226,6 +249,6 @@ def test_only_what_is_declared_is_open(server: Machine) -> None:
 def test_an_interrupted_dpkg_is_repaired(server: Machine, part: str) -> None:
     server.ssh("cd /tmp && apt-get -q download numactl && dpkg --purge numactl && dpkg --unpack numactl*.deb")
     assert server.ssh(["dpkg-query", "-Wf", "${db:Status-Status}", "numactl"]).stdout == "unpacked"
-    done = server.ssh(f"{part} packages --json", stdin=json.dumps({"names": ["numactl"]}))
+    done = server.ssh(f"{part} packages", stdin=json.dumps({"names": ["numactl"]}))
     assert "repaired an interrupted dpkg" in json.loads(done.stdout)["summary"]
     assert server.ssh(["dpkg-query", "-Wf", "${db:Status-Status}", "numactl"]).stdout == "installed"
