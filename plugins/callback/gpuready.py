@@ -98,6 +98,12 @@ class CallbackModule(Default):
             return
         self._say(result, "UNREACHABLE!")
 
+    @staticmethod
+    def host_label(result):
+        """Name the host, and another one that does the task for it; never the template of its address."""
+        host, other = result.host.get_name(), result.task.delegate_to
+        return f"{host} -> {other}" if other and other != host else host
+
     def _say(self, result, word):
         if self._last_task_banner != result.task._uuid:
             self._print_task_banner(result.task)

@@ -232,6 +232,13 @@ FAULTS = (
     ),
     Fault("test_engines_listen_on_loopback_only", *listener(ENGINE, 19999), f"{ENGINE} listens on 0.0.0.0:19999"),
     Fault("test_engines_generate", REJECT, "nft delete table inet fault", "chat.0 gave no token", quick=True),
+    # It is active, and silent as a busy one would be, but its counters stand still.
+    Fault(
+        "test_engines_generate",
+        f"systemctl kill --signal=STOP {ENGINE}",
+        f"systemctl kill --signal=CONT {ENGINE}",
+        "chat.0 gave no token (no answer within 25 s)",
+    ),
     Fault(
         "test_the_gateway_runs",
         f"systemctl stop {GATEWAY}",

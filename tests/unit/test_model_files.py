@@ -190,7 +190,7 @@ def test_a_damaged_or_half_copied_model_is_placed_anew(tmp_path: Path) -> None:
     (path / "config.json").write_bytes(b"{}")
     result = place(path)
     assert result.changed
-    assert "not whole" in result.diff[0].before
+    assert "not as it was made" in result.diff[0].before
     assert models.is_whole(path)
     assert not left.exists()
 

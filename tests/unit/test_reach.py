@@ -21,6 +21,10 @@ WRAPPED = (
             "start it, or leave it out with --limit.",
         ),
         (
+            'Data could not be sent to remote host "10.0.0.9". Make sure this host can be reached over ssh: ',
+            "host a (10.0.0.9) cannot be reached: the connection broke; start it, or leave it out with --limit.",
+        ),
+        (
             "Warning: something\nops@10.0.0.9: Permission denied (publickey).\n",
             "host a (10.0.0.9) cannot be reached: ops@10.0.0.9: Permission denied (publickey); "
             "check ansible_user and its key.",

@@ -53,12 +53,14 @@ def test_a_problem_that_the_play_dealt_with_is_none() -> None:
     assert summary.row("a", "Base").problem == ""
 
 
-def test_off_a_terminal_no_sentence_is_broken_and_there_is_no_colour() -> None:
+def test_off_a_terminal_no_line_is_broken_long_cells_are_cut_and_there_is_no_colour() -> None:
     summary = Summary()
     text = " ".join(["word"] * 200)
     summary.failed("a", "Base", 1.0, {"msg": text})
     shown = render(summary, None, colour=False)
-    assert text in shown
+    assert f"{text[:159]}\u2026" in shown
+    assert text not in shown
+    assert summary.row("a", "Base").problem == text, "machines get it whole"
     assert "\x1b" not in shown
 
 

@@ -84,3 +84,22 @@ def test_a_server_with_much_to_do_is_told_from_one_that_is_away(
     reply = serving.generate("127.0.0.1:1", "m")
     assert reply["busy"] is busy
     assert "tokens" not in reply
+
+
+@pytest.mark.parametrize(
+    ("counted", "busy"),
+    [
+        (["vllm:generation_tokens_total 7", "vllm:generation_tokens_total 9"], True),
+        (["vllm:generation_tokens_total 7", "vllm:generation_tokens_total 7"], False),
+        ([None, None], False),
+        (["vllm:generation_tokens_total 7", None], False),
+    ],
+    ids=["it goes on", "it stands still", "it tells nothing", "it has fallen silent"],
+)
+def test_an_engine_that_hangs_is_told_from_one_that_is_busy(
+    monkeypatch: pytest.MonkeyPatch, counted: list[str | None], busy: bool
+) -> None:
+    answers = iter(counted)
+    monkeypatch.setattr(serving, "text_of", lambda _: next(answers))
+    monkeypatch.setattr(serving, "ask", lambda *_: (None, reading.SILENT))
+    assert serving.ask_engine(18100, "m")["busy"] is busy

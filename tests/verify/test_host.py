@@ -24,6 +24,7 @@ def test_the_server_part_is_whole(server: Server) -> None:
         server.fail(found, "a file whose name tells its digest")
 
 
+@pytest.mark.depends_on("test_the_server_part_is_whole")
 def test_the_command_answers(server: Server) -> None:
     part = server.topic("server_part")
     if not part["runs"]:

@@ -70,10 +70,11 @@ def test_replicas_are_boxed_in(server: Server) -> None:
         wrong = {key: now["unit"].get(key) for key, value in SANDBOX.items() if now["unit"].get(key) != value}
         found += [f"{unit} has {key}={value or 'nothing'}" for key, value in wrong.items()]
         if not wrong and now["process"] != PROCESS:
-            found.append(f"the process of {unit} is {now['process']}")
+            process = ", ".join(f"{key} {value}" for key, value in (now["process"] or {}).items()) or "not to be seen"
+            found.append(f"the process of {unit} runs outside it ({process})")
         if now["unit_digest"] != (now["ready"] or {}).get("unit_digest") or now["unit"]["NeedDaemonReload"] == "yes":
             found.append(f"the file of {unit} is not the one under which it was started")
-    step = f"take drop-ins away (systemctl cat shows them), then {server.run_site}"
+    step = "take drop-ins away (systemctl cat shows them), then systemctl daemon-reload and systemctl restart the unit"
     server.demand(found, "the sandbox that the unit promises", step)
 
 

@@ -53,7 +53,7 @@ def _place(call: Call) -> Result:
         raise Refusal(Failure("model.revision", what, "", "run the plan again"))
     if models.is_whole(path):
         return Result(summary=f"{path} is there.")
-    before = "there, but not whole or not read-only\n" if path.exists() else ""
+    before = "there, but not as it was made (content or rights)\n" if path.exists() else ""
     after = "".join(f"{name} {len(data)} bytes\n" for name, data in sorted(content.items()))
     result = Result(changed=True, diff=[Change(str(path), before, after)])
     if call.check:

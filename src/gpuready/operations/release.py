@@ -222,6 +222,8 @@ class Applier:
         if former is None or former != number:
             before = target.store.files(former) if former else {}
             self._result.diff += _changes(target.replica, before, target.files)
+        else:
+            self._result.diff.append(Change(target.unit, "not serving as recorded\n", f"{words}\n"))
 
     def _make_room(self, targets: list[Target], pending: Mapping[str, tuple[str, str]], stopped: list[Target]) -> None:
         """Stop the replicas that hold what another one needs to start, so that no two ever meet on it."""

@@ -127,6 +127,8 @@ def bring(service: Service, check: bool) -> Result:
             current.rename(service.folder / f".{staged}.by-hand")
         link(current, staged)
     word = _needed(service, differ)
+    if word and not result.diff:
+        result.diff.append(Change(service.unit, "not running as declared\n", f"{DONE[word]}\n"))
     if word and not check:
         _act(service, word, former, loaded)
     if not check:

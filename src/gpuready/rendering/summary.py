@@ -19,8 +19,10 @@ STAGES_SHOWN_UP_TO = 4
 """Up to so many hosts every stage has a row of its own; beyond, a host has one."""
 QUIET_HOSTS_SHOWN_UP_TO = 20
 """Beyond so many, hosts without a change or a problem share one row."""
+CELL = 160
+"""Characters of a problem, and of what to do, that the table shows."""
 WIDE = 4000
-"""Not on a terminal: wide enough that no sentence is cut or broken."""
+"""Not on a terminal: wide enough that no line is broken."""
 
 
 @dataclass
@@ -140,6 +142,11 @@ def _of_host(stages: Sequence[Row]) -> Row:
     )
 
 
+def short(text: str) -> str:
+    """Return a text that leaves the table readable; the whole sentence stands above it."""
+    return text if len(text) <= CELL else f"{text[: CELL - 1]}\u2026"
+
+
 def render(summary: Summary, width: int | None, colour: bool) -> str:
     """Return the table as text; `width` is the terminal's, None where there is none."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
@@ -155,7 +162,7 @@ def render(summary: Summary, width: int | None, colour: bool) -> str:
         style = "red" if row.problem else "yellow" if row.changed else "green"
         numbers = [str(row.changed), *([str(row.undecided)] if summary.check else []), f"{row.seconds:.1f}"]
         # Text, not str: rich reads brackets in strings as mark-up.
-        cells = [row.host, row.stage, *numbers, row.problem or "-", row.next_step or "-"]
+        cells = [row.host, row.stage, *numbers, short(row.problem) or "-", short(row.next_step) or "-"]
         table.add_row(*(Text(cell, style=style if colour else "") for cell in cells))
     out = io.StringIO()
     console = Console(

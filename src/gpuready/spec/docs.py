@@ -148,7 +148,8 @@ def _alternatives(field: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _kind(field: Mapping[str, Any]) -> str:
     if field.get("type") == "array":
-        return "list of mappings" if "$ref" in field["items"] else "list of numbers"
+        items = field["items"]
+        return "list of mappings" if "$ref" in items else f"list of {_kind(items)}s"
     names = {"string": "text", "integer": "number", "boolean": "true or false"}
     return names.get(str(field.get("type")), "mapping")
 

@@ -8,8 +8,8 @@ import re
 def unreachable(host: str, address: object, said: str) -> str:
     """Return the sentence for a connection that failed, from what Ansible and ssh said about it."""
     lines = [line.strip() for line in said.strip().splitlines() if line.strip()]
-    last = re.sub(r"^Data could not be sent to remote host .*? over ssh: ", "", lines[-1] if lines else "no word")
-    return f"host {host} ({address}) cannot be reached: {last.rstrip('.')}; {_remedy(said)}."
+    last = re.sub(r"^Data could not be sent to remote host .*? over ssh:\s*", "", lines[-1] if lines else "")
+    return f"host {host} ({address}) cannot be reached: {last.rstrip('.') or 'the connection broke'}; {_remedy(said)}."
 
 
 def _remedy(said: str) -> str:

@@ -19,6 +19,7 @@ OPT = Path("/opt/gpuready")
 MODELS = Path("/srv/models")
 ENGINE_USER = "gpuready-engine"
 ANSWER_SECONDS = 25
+METRICS_SECONDS = 5
 BUSY = (429, 503, 504)
 SILENT = f"no answer within {ANSWER_SECONDS} s"
 PROGRAM_SECONDS = 60
@@ -122,6 +123,15 @@ def listeners() -> list[tuple[str, int, int]]:
         address, _, port = fields[4].rpartition(":")
         found += [(address.partition("%")[0], int(port), int(pid)) for pid in re.findall(r"pid=(\d+)", line)]
     return found
+
+
+def text_of(url: str) -> str | None:
+    """Return the text at an address; None where there is none at once."""
+    try:
+        with DIRECT.open(url, timeout=METRICS_SECONDS) as answer:
+            return str(answer.read().decode(errors="replace"))
+    except (OSError, ValueError):
+        return None
 
 
 def ask(url: str, body: dict[str, Any] | None = None) -> tuple[int | None, Any]:

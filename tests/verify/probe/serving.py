@@ -26,6 +26,7 @@ from tests.verify.probe.reading import (
     read_json,
     read_text,
     run,
+    text_of,
     unit,
 )  # fmt: skip
 
@@ -195,21 +196,40 @@ def generations(record: dict[str, Any]) -> dict[str, Any]:
     through: dict[str, Any] = {}
     for one in record["plan"]["deployments"]:
         for part in one["replicas"]:
-            straight[f"{one['name']}.{part['index']}"] = generate(f"127.0.0.1:{part['port']}", one["model"])
+            straight[f"{one['name']}.{part['index']}"] = ask_engine(part["port"], one["model"])
         # The gateway holds requests for an engine that is away; that is known already and need not be waited for.
         if any(straight[f"{one['name']}.{part['index']}"].get("tokens") for part in one["replicas"]):
             through[one["name"]] = generate(door(gateway), one["model"])
     return {"straight": straight, "through": through}
 
 
-def generate(door: str, model: str) -> dict[str, Any]:
-    """Ask for two tokens; return the model that answered and how many came, or what came instead."""
+def ask_engine(port: int, model: str) -> dict[str, Any]:
+    """Ask one engine itself."""
+    return generate(f"127.0.0.1:{port}", model, f"127.0.0.1:{port}")
+
+
+def work_done(engine: str) -> str | None:
+    """Return the engine's own counters of its work, as text; None where it does not tell them."""
+    if not engine:
+        return None
+    text = text_of(f"http://{engine}/metrics")
+    lines = [line for line in (text or "").splitlines() if line.startswith(("vllm:", "sglang:", "trtllm_"))]
+    return "\n".join(lines) or None
+
+
+def generate(door: str, model: str, engine: str = "") -> dict[str, Any]:
+    """Ask for two tokens; return the model that answered and how many came, or what came instead.
+
+    Silence is that of a busy engine only where its own counters went on meanwhile.
+    """
     body = {"model": model, "prompt": "Is this server well?", "max_tokens": 2, "temperature": 0}
+    before = work_done(engine)
     began = time.monotonic()
     status, reply = ask(f"http://{door}/v1/completions", body)
     seconds = time.monotonic() - began
     if status != 200 or not isinstance(reply, dict):
-        busy = status in BUSY or (status is None and reply == SILENT)
+        silent = status is None and reply == SILENT
+        busy = status in BUSY or (silent and (not engine or work_done(engine) not in (None, before)))
         return {"said": reply if status is None else f"HTTP {status}", "busy": busy, "seconds": seconds}
     tokens = (reply.get("usage") or {}).get("completion_tokens", 0)
     return {"model": reply.get("model"), "tokens": tokens if reply.get("choices") else 0, "seconds": seconds}
