@@ -13,7 +13,7 @@ import pytest
 from gpuready import catalog
 from gpuready.cli.engine import VERBS
 from gpuready.cli.verb import Call
-from gpuready.outcome import Failed, MachineCannot, Refusal
+from gpuready.outcome import Failed, Failure, MachineCannot, Refusal
 from gpuready.serving import engines, locks, packages
 from gpuready.serving.packages import Source
 
@@ -317,3 +317,36 @@ def test_credentials_travel_in_the_environment_alone(tmp_path: Path, monkeypatch
     assert env["TMPDIR"] == str(workshop.cache / "tmp")
     for option in ("--no-deps", "--require-hashes", "--no-build", "--compile-bytecode"):
         assert option in command
+
+
+def test_downloads_of_before_the_last_boot_are_thrown_away_and_those_of_this_boot_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boot = tmp_path / "boot_id"
+    monkeypatch.setattr(packages, "BOOT_ID", boot)
+    workshop = packages.Workshop(tmp_path / "root", packages.Source("", [], []), sys.executable)
+    unpacked, sent = workshop.cache / "uv/archive/WHEEL", workshop.wheels / "torch.whl"
+    for file in (unpacked, sent):
+        file.parent.mkdir(parents=True)
+        file.write_text("")
+    for number, kept in (("1", False), ("1", True), ("2", False)):
+        unpacked.parent.mkdir(parents=True, exist_ok=True)
+        unpacked.write_text("")
+        boot.write_text(f"{number}\n")
+        workshop.open_cache()
+        assert unpacked.exists() is kept, number
+        assert sent.exists()
+
+
+def test_a_damaged_download_is_not_kept_for_the_next_run(
+    wanted: engines.Wanted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(*_: object) -> None:
+        spoiled = wanted.root / "cache/uv/archive"
+        spoiled.mkdir(parents=True, exist_ok=True)
+        raise Failed(Failure("engine.install", "it could not be installed", "The wheel is invalid: None"))
+
+    monkeypatch.setattr(packages, "install", damaged)
+    with pytest.raises(Failed, match="what was downloaded is thrown away, since it is damaged"):
+        engines.install(wanted, check=False)
+    assert not (wanted.root / "cache/uv").exists()

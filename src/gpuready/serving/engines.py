@@ -11,6 +11,7 @@ import datetime
 import functools
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -190,8 +191,7 @@ def _make_folders(wanted: Wanted) -> None:
 def _build(wanted: Wanted, python: str) -> str:
     """Build the engine; return which torch it holds. What fails leaves no folder, only the download cache."""
     workshop = Workshop(wanted.root, wanted.source, wanted.python)
-    workshop.cache.mkdir(parents=True, exist_ok=True)
-    workshop.cache.chmod(0o700)
+    workshop.open_cache()
     uv = packages.provide_uv(workshop, wanted.tool)
     remove(wanted.folder)
     try:
@@ -207,6 +207,9 @@ def _build(wanted: Wanted, python: str) -> str:
     except Failed as failed:
         remove(wanted.folder)
         state = "nothing is installed, what was downloaded is kept for the next run"
+        if any(re.search(r"\b(invalid|corrupt)", one.sentence(), re.IGNORECASE) for one in failed.failures):
+            workshop.forget_downloads()
+            state = "nothing is installed, and what was downloaded is thrown away, since it is damaged"
         raise Failed([*failed.failures, Failure("engine.state", f"{wanted.title}: {state}")]) from failed
     shutil.rmtree(workshop.cache, ignore_errors=True)
     return torch

@@ -24,6 +24,7 @@ from gpuready.serving.locks import Lock
 
 _CERTIFICATES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
 _TOOL_MARKER = "gpuready-tool.json"
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,23 @@ class Workshop:
     def wheels(self) -> Path:
         """Return the folder for wheels that the controller sent along."""
         return self.cache / "wheels"
+
+    def open_cache(self) -> None:
+        """Make the folder for downloads; what was there before the last boot is thrown away.
+
+        A power cut leaves files with a name and without their content, and uv takes an unpacked wheel for whole.
+        """
+        self.cache.mkdir(parents=True, exist_ok=True)
+        self.cache.chmod(0o700)
+        stamp, boot = self.cache / "boot-id", BOOT_ID.read_text(encoding="ascii").strip()
+        if not stamp.exists() or stamp.read_text(encoding="ascii", errors="replace") != boot:
+            self.forget_downloads()
+            stamp.write_text(boot, encoding="ascii")
+
+    def forget_downloads(self) -> None:
+        """Throw away what the tools downloaded and unpacked; wheels that the controller sent are compared by it."""
+        for name in ("uv", "tmp"):
+            shutil.rmtree(self.cache / name, ignore_errors=True)
 
     def environment(self) -> dict[str, str]:
         """Return the environment of the tools."""
