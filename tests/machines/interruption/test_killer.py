@@ -6,10 +6,12 @@ checks, includes) are not counted: a kill there leaves what a kill at the start 
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING
 
 import pytest
+from sim.machine import pool
 from tests.machines.interruption.convergence import Declared, demand_convergence
 from tests.machines.interruption.playing import Run
 from tests.machines.test_serving import declared, deployment
@@ -66,4 +68,23 @@ def test_the_large_parts(lanes: Lanes) -> None:
         cuts = [one for one in run.snapshots if one.step in steps and one.after > 5]
         failures = lanes.take([lanes.power_cut(snapshot) for snapshot in cuts])
     failures += lanes.take([lanes.controller_killed("", done) for done in large])
+    assert not failures
+
+
+@pytest.mark.long
+def test_the_engine_while_it_is_unpacked(sim: Sim, lanes: Lanes, prepared_image: str) -> None:
+    """The power goes while an engine is installed on a server that has the toolkit: what uv unpacked may be torn."""
+    image = f"engineless-{os.getpid()}"
+    with lanes.machine("engineless", prepared_image) as machine:
+        machine.ssh("rm -rf /opt/gpuready/engines/vllm-*")
+        with sim.lock():
+            machine.save_as_image(image)
+    try:
+        with lanes.recorded(image) as run:
+            cuts = [one for one in run.snapshots if one.step.play == "Engines"]
+            assert max(one.after for one in cuts) > 5
+            failures = lanes.take([lanes.power_cut(snapshot) for snapshot in cuts])
+    finally:
+        with sim.lock():
+            pool.delete(sim, sim.pool / "images" / image)
     assert not failures
