@@ -10,11 +10,9 @@ from tests.verify.server import Server
 SLOW_SECONDS = 5
 """A token of an engine that has nothing else to do comes sooner."""
 LOOPBACK = ("127.", "[::1]", "[::ffff:127.")
-# What the unit gpuready-engine@.service promises, as systemd tells it.
-SANDBOX = {
-    "User": "gpuready-engine",
+# What both kinds of unit promise, as systemd tells it.
+SANDBOX_OF_ALL = {
     "NoNewPrivileges": "yes",
-    "CapabilityBoundingSet": "",
     "ProtectSystem": "strict",
     "ProtectHome": "yes",
     "ProtectControlGroups": "yes",
@@ -22,9 +20,9 @@ SANDBOX = {
     "ProtectKernelTunables": "yes",
     "PrivateTmp": "yes",
     "RestrictSUIDSGID": "yes",
-    "RestrictRealtime": "yes",
     "LockPersonality": "yes",
 }
+SANDBOX = {**SANDBOX_OF_ALL, "User": "gpuready-engine", "CapabilityBoundingSet": "", "RestrictRealtime": "yes"}
 PROCESS = {"user": "gpuready-engine", "NoNewPrivs": "1", "CapBnd": "0000000000000000"}
 
 
