@@ -78,13 +78,21 @@ def invocation(
     extra: Mapping[str, Any] | None = None,
     *args: str,
     group_vars: Mapping[str, Any] | None = None,
+    files: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """Give the command line and the environment of a run against test machines; what they name goes afterwards."""
+    """Give the command line and the environment of a run against test machines; what they name goes afterwards.
+
+    `files` are an operator's own, by their paths in the inventory's folder.
+    """
     named: Mapping[str, Machine | str] = {server_name(hosts): hosts} if isinstance(hosts, Machine) else hosts
     # Short, because a control socket's path is limited; new, because addresses are used again.
     folder = Path(tempfile.mkdtemp(prefix="gr-"))
     try:
         _write_inventory(sim, folder / "inventory", named, group_vars or {})
+        for name, text in (files or {}).items():
+            file = folder / "inventory" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
         (folder / "extra.json").write_text(json.dumps(extra or {}))
         argv = [
             str(CHECKOUT / ".venv/bin/ansible-playbook"),
@@ -124,13 +132,15 @@ def run_playbook(
     extra: Mapping[str, Any] | None = None,
     *args: str,
     group_vars: Mapping[str, Any] | None = None,
+    files: Mapping[str, str] | None = None,
     timeout: float = 1200,
 ) -> Played:
     """Run a playbook of ours (or several, with spaces between) on test machines, with inventories/sim's variables.
 
-    `extra` are extra vars (they win); `group_vars` are added to the hosts' groups in the inventory itself.
+    `extra` are extra vars (they win); `group_vars` are added to the hosts' groups in the inventory itself, in whose
+    folder `files` lie.
     """
-    with invocation(sim, hosts, playbook, extra, *args, group_vars=group_vars) as (argv, env):
+    with invocation(sim, hosts, playbook, extra, *args, group_vars=group_vars, files=files) as (argv, env):
         started = time.monotonic()
         done = subprocess.run(
             argv,
@@ -271,9 +281,10 @@ def play(sim: Sim) -> Play:
         extra: Mapping[str, Any] | None = None,
         *args: str,
         group_vars: Mapping[str, Any] | None = None,
+        files: Mapping[str, str] | None = None,
         timeout: float = 1200,
     ) -> Played:
-        return run_playbook(sim, hosts, playbook, extra, *args, group_vars=group_vars, timeout=timeout)
+        return run_playbook(sim, hosts, playbook, extra, *args, group_vars=group_vars, files=files, timeout=timeout)
 
     return runner
 

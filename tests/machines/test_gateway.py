@@ -8,6 +8,7 @@ import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from sim.machine.common import CHECKOUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.machine
 MODEL = "gpuready-sim/tiny-qwen2"
 MESSAGES = [{"role": "user", "content": "Hello"}]
 UNIT = "gpuready-gateway.service"
+TEMPLATE = CHECKOUT / "templates/gateway/haproxy.cfg.j2"
 
 
 def say(machine: Machine, command: str) -> str:
@@ -153,8 +155,11 @@ def test_a_template_that_haproxy_refuses_touches_nothing(
 ) -> None:
     looked = "ls -A /etc/gpuready/gateway; readlink /etc/gpuready/gateway/current; ls -A /tmp"
     before = say(finished, looked)
-    played = play(finished, "playbooks/gateway.yml", {"gateway_bind": "not-an-address"}, *check)
-    assert played.rc == 2
+    own = f"{TEMPLATE.read_text()}\nlisten operators\n    no-such-keyword\n"
+    files = {"templates/gateway/haproxy.cfg.j2": own}
+    played = play(finished, "playbooks/gateway.yml", None, *check, files=files)
+    assert played.rc == 2, played.stdout
+    assert "no-such-keyword" in played.stdout
     assert "haproxy does not take haproxy.cfg" in played.stdout
     assert "the running configuration was not touched" in played.stdout
     assert say(finished, looked) == before
