@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import quote
 
@@ -175,7 +175,11 @@ def test_a_wrong_clock_is_told_and_named_where_something_refuses(
     blank.ssh(DATED)
     blank.ssh("mv /root/preload /etc/ld.so.preload; rm -rf /var/lib/apt/lists/*")
     own = {"cuda_source": "configured", "cuda_packages": ["cuda-toolkit-12-4"], "cuda_version": "12.4"}
-    for playbook, extra in ((PREFLIGHT, own), ("playbooks/base.yml", {})):
+    runs: list[tuple[str, Mapping[str, object]]] = [(PREFLIGHT, own)]
+    if refused == "is not valid yet":
+        # Debian's own lists, too; they never expire, so a clock that is ahead leaves all that base needs.
+        runs.append(("playbooks/base.yml", {}))
+    for playbook, extra in runs:
         played = play(blank, playbook, extra)
         assert played.rc == 2, played.stdout
         assert refused in said(played)

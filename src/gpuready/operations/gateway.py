@@ -48,7 +48,8 @@ class Gateway:
             folder=Path(gateway["folder"]),
             files=files,
             runtime=self.runtime,
-            check_words=("haproxy", "-c", "-q", "-f"),
+            # Not -q: it keeps the reasons back, too.
+            check_words=("haproxy", "-c", "-f"),
             main_file="haproxy.cfg",
         )
         result = bring(service, check)

@@ -187,7 +187,8 @@ def _write_checked(service: Service, folder: Path) -> None:
         shutil.rmtree(folder)
         what = f"{service.check_words[0]} does not take {service.main_file}"
         fix = "correct the template or the declaration; the running configuration was not touched"
-        said = "; ".join([line for line in lines if line and "[NOTICE]" not in line][:4])
+        told = [line for line in lines if line and "[NOTICE]" not in line]
+        said = "; ".join(([line for line in told if "[ALERT]" in line] or told)[:4])
         raise Refusal(Failure("service.configuration", what, said, fix))
 
 
