@@ -1,0 +1,85 @@
+/* What the files of the library share: NVML's types, the state that is current, and how a call begins and ends.
+ *
+ * Struct layouts and constants are facts taken from pynvml (nvidia-ml-py, BSD-3-Clause, see NOTICE). Which error a function
+ * gives when is NVIDIA's public "NVML API Reference Guide" (docs.nvidia.com/deploy/nvml-api).
+ */
+#ifndef GPUREADY_NVML_STANDIN_H
+#define GPUREADY_NVML_STANDIN_H
+
+#include "state_standin.h"
+
+#define EXPORT __attribute__((visibility("default")))
+#define SAME_AS(name) __attribute__((visibility("default"), alias(#name)))
+#define VERSION_OF(type, number) ((unsigned)sizeof(type) | ((unsigned)(number) << 24))
+
+typedef int nvmlReturn_t;
+
+enum {
+    NVML_SUCCESS = 0,
+    NVML_ERROR_UNINITIALIZED = 1,
+    NVML_ERROR_INVALID_ARGUMENT = 2,
+    NVML_ERROR_NOT_SUPPORTED = 3,
+    NVML_ERROR_NO_PERMISSION = 4,
+    NVML_ERROR_NOT_FOUND = 6,
+    NVML_ERROR_INSUFFICIENT_SIZE = 7,
+    NVML_ERROR_DRIVER_NOT_LOADED = 9,
+    NVML_ERROR_TIMEOUT = 10,
+    NVML_ERROR_GPU_IS_LOST = 15,
+    NVML_ERROR_RESET_REQUIRED = 16,
+    NVML_ERROR_IN_USE = 19,
+    NVML_ERROR_INSUFFICIENT_RESOURCES = 23,
+    NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
+    NVML_ERROR_UNKNOWN = 999,
+};
+
+/* A handle is the address of one of these and stays good across changes of the state. */
+struct device {
+    uint64_t gpu;
+    uint64_t gpu_instance, compute_instance; /* of a MIG device; ABSENT on a whole GPU */
+    uint64_t serial;                         /* of the compute instance when the handle was given out */
+};
+typedef struct device *nvmlDevice_t;
+
+/* The state with its faults, as the last call found it. Only valid between begin and end. */
+extern struct state current;
+
+/* Every function begins with one of these, which take the lock of this process and bring `current` up to date, and ends with
+ * end(), also where they fail. */
+nvmlReturn_t begin(void);
+nvmlReturn_t begin_system(void);                                   /* works without nvmlInit */
+nvmlReturn_t begin_gpu(nvmlDevice_t device, struct gpu **gpu);     /* a whole GPU; a MIG device is refused as the driver does */
+nvmlReturn_t begin_device(nvmlDevice_t device, struct gpu **gpu);  /* a GPU, or a MIG device whose instance still exists */
+nvmlReturn_t end(nvmlReturn_t result);
+
+/* A change of the state. change_begin takes the lock of the machine beside that of the process, and gives what the file itself
+ * says (no faults in it); judge by `current`, write into `written`, then change_end(NVML_SUCCESS) puts the file in its place, and
+ * any other result leaves it as it was. It refuses who is not root. Replaces begin() and end(). */
+nvmlReturn_t change_begin(struct state **written);
+nvmlReturn_t change_end(nvmlReturn_t result);
+
+/* The GPU or MIG device of a handle inside a change; NVML_SUCCESS or the error of begin_gpu. */
+nvmlReturn_t check_gpu(nvmlDevice_t device, struct gpu **gpu);
+
+static inline bool is_mig_device(nvmlDevice_t device) { return device->gpu_instance != ABSENT; }
+
+/* Handles of whole GPUs, and of MIG devices that exist. */
+nvmlDevice_t handle_of_gpu(size_t gpu);
+nvmlDevice_t handle_of_mig(size_t gpu, size_t gpu_instance, size_t compute_instance);
+
+/* Answers of one kind: refuse a missing target, NOT_SUPPORTED for what the state does not say. */
+nvmlReturn_t give_text(const char *text, char *buffer, unsigned length);
+nvmlReturn_t give_number(uint64_t number, unsigned *target);
+nvmlReturn_t give_long(uint64_t number, unsigned long long *target);
+nvmlReturn_t give_pair(uint64_t first, uint64_t second, unsigned *first_target, unsigned *second_target);
+
+/* Writes the UUID of a MIG device, as on hardware a name-based one: same GPU, same place, same UUID. */
+void write_mig_uuid(const struct device *device, char text[48]);
+
+/* The processes on a device that are alive now, of one type; NULL for `type` 0 means all. Returns how many were written. */
+size_t live_processes(const struct gpu *gpu, char type, const struct process **found);
+bool is_busy(const struct gpu *gpu); /* something holds the GPU: a live process or a kernel module */
+
+/* Resets a GPU as nvidia-smi --gpu-reset does. Call inside a change. */
+nvmlReturn_t reset_gpu(struct state *written, size_t gpu);
+
+#endif
