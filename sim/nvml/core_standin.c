@@ -151,40 +151,6 @@ nvmlReturn_t change_end(nvmlReturn_t result) {
     return end(result);
 }
 
-/* ---- who uses a GPU ---- */
-
-static bool is_alive(uint64_t pid) {
-    char path[32];
-    struct stat status;
-    snprintf(path, sizeof(path), "/proc/%u", (unsigned)pid);
-    return stat(path, &status) == 0;
-}
-
-size_t live_processes(const struct gpu *gpu, char type, const struct process **found) {
-    size_t count = 0;
-    for (size_t i = 0; i < gpu->processes_count; i++)
-        if ((type == 0 || gpu->processes[i].type == type) && is_alive(gpu->processes[i].pid))
-            found[count++] = &gpu->processes[i];
-    return count;
-}
-
-bool is_busy(const struct gpu *gpu) {
-    const struct process *found[MAX_PROCESSES];
-    return gpu->held_by_module[0] != '\0' || live_processes(gpu, 0, found) > 0;
-}
-
-nvmlReturn_t reset_gpu(struct state *written, size_t gpu) {
-    struct gpu *now = &current.gpus[gpu];
-    if (now->lost == 1)
-        return NVML_ERROR_GPU_IS_LOST;
-    if (is_busy(now))
-        return NVML_ERROR_IN_USE;
-    if (now->reset_stuck == 1)
-        return NVML_ERROR_UNKNOWN;
-    state_after_reset(written, gpu);
-    return NVML_SUCCESS;
-}
-
 /* ---- answers ---- */
 
 nvmlReturn_t give_text(const char *text, char *buffer, unsigned length) {

@@ -79,7 +79,9 @@ void write_mig_uuid(const struct device *device, char text[48]);
 size_t live_processes(const struct gpu *gpu, char type, const struct process **found);
 bool is_busy(const struct gpu *gpu); /* something holds the GPU: a live process or a kernel module */
 
-/* Resets a GPU as nvidia-smi --gpu-reset does. Call inside a change. */
-nvmlReturn_t reset_gpu(struct state *written, size_t gpu);
+/* Resets GPUs as nvidia-smi --gpu-reset does: all that are chosen or none. Call inside a change. Where it refuses, `why` says in one
+ * sentence what is in the way. */
+enum { RESET_WHY = 256 };
+nvmlReturn_t reset_gpus(struct state *written, const bool chosen[MAX_GPUS], char why[RESET_WHY]);
 
 #endif

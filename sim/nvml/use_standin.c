@@ -1,0 +1,134 @@
+/* Who uses a GPU, and its reset, which whoever uses it prevents. */
+#include "nvml_standin.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+enum { AMPERE = 7, FABRIC_COMPLETED = 3 }; /* NVML_DEVICE_ARCH_AMPERE, NVML_GPU_FABRIC_STATE_COMPLETED */
+
+static bool is_alive(uint64_t pid) {
+    char path[32];
+    struct stat status;
+    snprintf(path, sizeof(path), "/proc/%u", (unsigned)pid);
+    return stat(path, &status) == 0;
+}
+
+size_t live_processes(const struct gpu *gpu, char type, const struct process **found) {
+    size_t count = 0;
+    for (size_t i = 0; i < gpu->processes_count; i++)
+        if ((type == 0 || gpu->processes[i].type == type) && is_alive(gpu->processes[i].pid))
+            found[count++] = &gpu->processes[i];
+    return count;
+}
+
+bool is_busy(const struct gpu *gpu) {
+    const struct process *found[MAX_PROCESSES];
+    return gpu->held_by_module[0] != '\0' || live_processes(gpu, 0, found) > 0;
+}
+
+/* ---- reset ---- */
+
+static bool has_link_to(const struct gpu *gpu, const struct gpu *other) {
+    for (size_t i = 0; i < gpu->nvlinks_count; i++) {
+        unsigned domain, bus, device;
+        const struct nvlink *link = &gpu->nvlinks[i];
+        if (!link->to_switch && state_parse_address(link->address, &domain, &bus, &device) == 0 && domain == other->domain &&
+            bus == other->bus && device == other->device)
+            return true;
+    }
+    return false;
+}
+
+static bool has_switch(const struct gpu *gpu) {
+    for (size_t i = 0; i < gpu->nvlinks_count; i++)
+        if (gpu->nvlinks[i].to_switch)
+            return true;
+    return false;
+}
+
+static bool are_joined(const struct gpu *gpu, const struct gpu *other) {
+    return has_link_to(gpu, other) || has_link_to(other, gpu) || (has_switch(gpu) && has_switch(other));
+}
+
+/* What the manual of nvidia-smi 550 says under --gpu-reset: before Ampere, all that NVLink joins is reset by one command; from Ampere
+ * on each GPU alone, but on an Ampere NVSwitch only with the fabric manager. A server that says nothing of a fabric has it running. */
+static bool resets_alone(const struct gpu *gpu) {
+    if (gpu->architecture == ABSENT || gpu->architecture > AMPERE)
+        return true;
+    bool fabric_runs = gpu->fabric_state == ABSENT || gpu->fabric_state == FABRIC_COMPLETED;
+    return gpu->architecture == AMPERE && (!has_switch(gpu) || fabric_runs);
+}
+
+/* Adds to `group` all that is joined with one of it, however far. */
+static void complete(bool group[MAX_GPUS]) {
+    for (bool grown = true; grown;) {
+        grown = false;
+        for (size_t i = 0; i < current.gpus_count; i++)
+            for (size_t other = 0; other < current.gpus_count && group[i]; other++)
+                if (!group[other] && are_joined(&current.gpus[i], &current.gpus[other]))
+                    group[other] = grown = true;
+    }
+}
+
+/* Refuses where GPUs are missing that have to be reset together with this one. */
+static nvmlReturn_t check_company(size_t index, const bool chosen[MAX_GPUS], char why[RESET_WHY]) {
+    bool group[MAX_GPUS] = {false};
+    group[index] = true;
+    if (!resets_alone(&current.gpus[index]))
+        complete(group);
+    char missing[MAX_GPUS * 4] = "";
+    for (size_t i = 0; i < current.gpus_count; i++)
+        if (group[i] && !chosen[i])
+            snprintf(missing + strlen(missing), sizeof(missing) - strlen(missing), "%s%zu", missing[0] == '\0' ? "" : ",", i);
+    if (missing[0] == '\0')
+        return NVML_SUCCESS;
+    snprintf(
+        why, RESET_WHY, "GPU %zu (%s) can only be reset together with those that NVLink joins to it: %s is missing in the command",
+        index, current.gpus[index].pci_address, missing);
+    return NVML_ERROR_INVALID_ARGUMENT;
+}
+
+static nvmlReturn_t check_use(size_t index, char why[RESET_WHY]) {
+    const struct gpu *gpu = &current.gpus[index];
+    const struct process *found[MAX_PROCESSES];
+    if (gpu->lost == 1) {
+        snprintf(
+            why, RESET_WHY, "GPU %zu (%s) has fallen off the bus: only a reboot or a power cycle of the server brings it back",
+            index, gpu->pci_address);
+        return NVML_ERROR_GPU_IS_LOST;
+    }
+    if (live_processes(gpu, 0, found) > 0) {
+        snprintf(
+            why, RESET_WHY, "GPU %zu (%s) is in use by process %u: end it first", index, gpu->pci_address,
+            (unsigned)found[0]->pid);
+        return NVML_ERROR_IN_USE;
+    }
+    if (gpu->held_by_module[0] != '\0') {
+        snprintf(
+            why, RESET_WHY, "GPU %zu (%s) is held by the kernel module %s: unload it first", index, gpu->pci_address,
+            gpu->held_by_module);
+        return NVML_ERROR_IN_USE;
+    }
+    if (gpu->reset_stuck == 1) {
+        snprintf(
+            why, RESET_WHY, "GPU %zu (%s) does not come back from its reset: only a reboot of the server helps", index,
+            gpu->pci_address);
+        return NVML_ERROR_UNKNOWN;
+    }
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t reset_gpus(struct state *written, const bool chosen[MAX_GPUS], char why[RESET_WHY]) {
+    nvmlReturn_t result = NVML_SUCCESS;
+    for (size_t i = 0; i < current.gpus_count && result == NVML_SUCCESS; i++)
+        if (chosen[i]) {
+            result = check_company(i, chosen, why);
+            if (result == NVML_SUCCESS)
+                result = check_use(i, why);
+        }
+    for (size_t i = 0; i < current.gpus_count && result == NVML_SUCCESS; i++)
+        if (chosen[i])
+            state_after_reset(written, i);
+    return result;
+}
