@@ -1,6 +1,7 @@
 /* MIG: the mode of a GPU, the profiles of its GPU instances, where the driver places them, and their life. */
 #include "mig_standin.h"
 
+#include <stdio.h>
 #include <string.h>
 
 typedef struct {
@@ -122,17 +123,9 @@ EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfo(
     return end(NVML_SUCCESS);
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoV(
-    nvmlDevice_t device, unsigned enumeration, nvmlGpuInstanceProfileInfo_v2_t *info) {
-    struct gpu *gpu;
-    const struct profile *profile;
-    nvmlReturn_t result = begin_gpu(device, &gpu);
-    if (result == NVML_SUCCESS)
-        result = info == NULL ? NVML_ERROR_INVALID_ARGUMENT : find_profile(gpu, enumeration, &profile);
-    if (result == NVML_SUCCESS && info->version != VERSION_OF(nvmlGpuInstanceProfileInfo_v2_t, 2))
-        result = NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-    if (result != NVML_SUCCESS)
-        return end(result);
+static nvmlReturn_t describe(const struct profile *profile, nvmlGpuInstanceProfileInfo_v2_t *info) {
+    if (info->version != VERSION_OF(nvmlGpuInstanceProfileInfo_v2_t, 2))
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     *info = (nvmlGpuInstanceProfileInfo_v2_t){
         .version = info->version,
         .id = (unsigned)profile->id,
@@ -146,9 +139,30 @@ EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoV(
         .ofaCount = (unsigned)profile->ofas,
         .memorySizeMB = profile->memory_mb,
     };
-    strcpy(info->name, "MIG ");
-    memcpy(info->name + 4, profile->name, sizeof(profile->name));
-    return end(NVML_SUCCESS);
+    snprintf(info->name, sizeof(info->name), "MIG %s", profile->name);
+    return NVML_SUCCESS;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoV(
+    nvmlDevice_t device, unsigned enumeration, nvmlGpuInstanceProfileInfo_v2_t *info) {
+    struct gpu *gpu;
+    const struct profile *profile;
+    nvmlReturn_t result = begin_gpu(device, &gpu);
+    if (result == NVML_SUCCESS)
+        result = info == NULL ? NVML_ERROR_INVALID_ARGUMENT : find_profile(gpu, enumeration, &profile);
+    return end(result == NVML_SUCCESS ? describe(profile, info) : result);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoByIdV(
+    nvmlDevice_t device, unsigned id, nvmlGpuInstanceProfileInfo_v2_t *info) {
+    struct gpu *gpu;
+    nvmlReturn_t result = begin_gpu(device, &gpu);
+    if (result != NVML_SUCCESS)
+        return end(result);
+    const struct profile *profile = profile_by_id(gpu, id);
+    if (info == NULL)
+        return end(NVML_ERROR_INVALID_ARGUMENT);
+    return end(profile == NULL ? NVML_ERROR_NOT_SUPPORTED : describe(profile, info));
 }
 
 /* Begins a call that needs MIG switched on, and finds the profile by the hardware's id. */
