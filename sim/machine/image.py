@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 import time
 from datetime import datetime, timezone
 from pathlib import Path
 
 from sim.machine import pool, sources
-from sim.machine.common import CHECKOUT, REFUSED, Say, Sim, SimError, quiet, run, tree_hash
+from sim.machine.common import CANNOT, CHECKOUT, REFUSED, Say, Sim, SimError, quiet, run, tree_hash
 from sim.machine.servers import Kind
 
 SUITES = ("trixie", "bookworm")
@@ -48,7 +47,7 @@ MASKED = ("apt-daily.timer", "apt-daily-upgrade.timer")
 
 def presets() -> list[str]:
     """Return the names of the hardware presets."""
-    return sorted(file.stem for file in PRESETS.glob("*.json"))
+    return sorted(file.stem for file in PRESETS.glob("*.yaml"))
 
 
 def key(kind: Kind) -> str:
@@ -79,7 +78,7 @@ def ensure(sim: Sim, kind: Kind, say: Say = quiet) -> str:
     _configure(building)
     if HARDWARE.exists():
         run(
-            [sys.executable, str(HARDWARE), "--root", str(building), "--preset", kind.preset],
+            [_python(), str(HARDWARE), "--root", str(building), "--preset", kind.preset],
             log=sim.log / f"image-{name}.log",
         )
     _mark(building, name)
@@ -90,6 +89,14 @@ def ensure(sim: Sim, kind: Kind, say: Say = quiet) -> str:
             pool.delete(sim, sim.pool / "images" / other)
     say(f"built the image {name} in {time.monotonic() - started:.0f} s")
     return name
+
+
+def _python() -> str:
+    """Return the checkout's own Python, which has what reads YAML."""
+    python = CHECKOUT / ".venv/bin/python"
+    if not python.exists():
+        raise SimError(f"there is no {python}", "run ./scripts/setup", CANNOT)
+    return str(python)
 
 
 def _install_system(sim: Sim, suite: str, root: Path) -> None:

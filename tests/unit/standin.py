@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from sim.hardware import install
+from sim.hardware.describe import load_server
+from sim.hardware.state_text import render_state
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -25,7 +27,7 @@ def library_directory(place: Path, *flags: str) -> Path:
 
 def state(preset: str = "h100-80gb-sxm-x8", **replacements: str) -> str:
     """Return the state file of a preset; every line `KEY = ...` is replaced, or dropped when the value is empty."""
-    lines = install.render_state(install.load_preset(preset), "h100-sg-01").splitlines()
+    lines = render_state(load_server(preset), "h100-sg-01").splitlines()
     for key, value in replacements.items():
         assert any(line.startswith(f"{key} = ") for line in lines), key
         new = [f"{key} = {value}"] if value else []
