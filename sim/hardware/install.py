@@ -6,7 +6,8 @@
 The machine then has a libnvidia-ml.so.1 that answers from /var/lib/gpuready-standin/gpus.conf, and a unit that,
 at boot, makes the dynamic linker find that library first, lays a PCI tree over /sys/bus/pci/devices and the
 driver's lines over /proc/devices and /proc/modules. The library has a directory of its own because Debian's
-libnvidia-ml1, which comes with the CUDA toolkit, owns the usual place.
+libnvidia-ml1, which comes with the CUDA toolkit, owns the usual place. For what has no call in NVML there are a
+program, gpus-standin, and a stand-in nvidia-smi, which Debian's own replaces where it is installed.
 
 Running it again changes nothing. It needs gcc and the checkout's .venv, nothing else, and never installs into a
 running system: ROOT is a directory other than /. The unit does nothing outside a container, nor where there is
@@ -35,12 +36,14 @@ SOURCES = HERE.parent / "nvml"
 FILES = HERE / "files"
 
 COMPILER = "gcc"
-FLAGS = (
-    "-std=c11", "-D_POSIX_C_SOURCE=200809L", "-O2", "-fPIC", "-shared", "-fvisibility=hidden",
-    "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-Wl,-soname,libnvidia-ml.so.1",
+PROGRAM_FLAGS = (
+    "-std=c11", "-D_POSIX_C_SOURCE=200809L", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wpedantic", "-Werror",
 )  # fmt: skip
+FLAGS = (*PROGRAM_FLAGS, "-fPIC", "-shared", "-Wl,-soname,libnvidia-ml.so.1")
 
 LIBRARY = "libnvidia-ml-standin.so"
+PROGRAM = "gpus-standin"
+SMI = "usr/bin/nvidia-smi"
 STATE = "var/lib/gpuready-standin/gpus.conf"
 HOME = "usr/lib/gpuready-standin"
 LINKER = "etc/ld.so.conf.d/00-gpuready-standin.conf"  # sorts before the distribution's own directories
@@ -79,31 +82,34 @@ def compiler_says(option: str) -> str:
 
 
 def compile_library(cache: Path) -> Path:
-    """Compile the stand-in, or take it from the cache if sources, flags and compiler are the same."""
-    sources = sorted(SOURCES.glob("*.[ch]"))
+    """Compile the stand-in of NVIDIA's library."""
+    return _compile(cache, LIBRARY, FLAGS, sorted(SOURCES.glob("*.c")))
+
+
+def compile_program(cache: Path) -> Path:
+    """Compile the program that does what has no call in NVML: boot, reset, check."""
+    return _compile(cache, PROGRAM, PROGRAM_FLAGS, [*sorted(SOURCES.glob("*.c")), *sorted(SOURCES.glob("tools/*.c"))])
+
+
+def _compile(cache: Path, name: str, flags: tuple[str, ...], sources: list[Path]) -> Path:
+    """Compile, or take from the cache what the same sources, flags and compiler made."""
     digest = hashlib.sha256(
-        "\0".join([*FLAGS, compiler_says("-dumpfullversion"), compiler_says("-dumpmachine")]).encode()
+        "\0".join([*flags, compiler_says("-dumpfullversion"), compiler_says("-dumpmachine")]).encode()
     )
-    for source in sources:
+    for source in (*sources, *sorted(SOURCES.glob("*.h"))):
         digest.update(source.read_bytes())
-    library = cache / f"{digest.hexdigest()[:16]}-{LIBRARY}"
-    if library.exists():
-        return library
+    target = cache / f"{digest.hexdigest()[:16]}-{name}"
+    if target.exists():
+        return target
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
-        made = Path(scratch) / LIBRARY
-        command = [
-            COMPILER,
-            *FLAGS,
-            "-o",
-            str(made),
-            *(str(source) for source in sources if source.suffix == ".c"),
-        ]
+        made = Path(scratch) / name
+        command = [COMPILER, *flags, "-o", str(made), *(str(source) for source in sources)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise RefusalError(f"{COMPILER} could not compile the stand-in: {done.stderr.strip()}")
-        made.replace(library)
-    return library
+        made.replace(target)
+    return target
 
 
 class Installer:
@@ -177,6 +183,12 @@ def check_root(root: Path) -> None:
         )
 
 
+def is_foreign(smi: Path) -> bool:
+    """Return whether another nvidia-smi than our stand-in is there: Debian's package takes its place, and keeps it."""
+    ours = smi.is_symlink() and os.readlink(smi) == f"/{HOME}/nvidia-smi-standin"  # noqa: PTH115 - for the text alone
+    return not ours and (smi.exists() or smi.is_symlink())
+
+
 def install(root: Path, preset: str, machine: str | None, cache: Path, driver: bool) -> list[str]:
     """Install a preset into a root and return what was changed, as paths relative to the root."""
     check_root(root)
@@ -185,6 +197,7 @@ def install(root: Path, preset: str, machine: str | None, cache: Path, driver: b
         machine = (hostname.read_text(encoding="utf-8").strip() if hostname.is_file() else "") or preset
     hardware = describe(preset, machine)
     library = compile_library(cache)
+    program = compile_program(cache)
 
     installer = Installer(root)
     installer.tree(f"{HOME}/pci", hardware.tree)
@@ -198,8 +211,14 @@ def install(root: Path, preset: str, machine: str | None, cache: Path, driver: b
         installer.file(f"{HOME}/lib/{LIBRARY}", library.read_bytes())
         installer.link(f"{HOME}/lib/libnvidia-ml.so.1", LIBRARY)
         installer.file(LINKER, f"/{HOME}/lib\n".encode())
+        installer.file(f"{HOME}/{PROGRAM}", program.read_bytes(), 0o755)
+        installer.file(f"{HOME}/nvidia-smi-standin", (FILES / "nvidia-smi-standin").read_bytes(), 0o755)
+        if not is_foreign(root / SMI):
+            installer.link(SMI, f"/{HOME}/nvidia-smi-standin")
     else:
-        of_driver = (*DRIVER_FILES, "lib/libnvidia-ml.so.1", f"lib/{LIBRARY}")
+        of_driver = (*DRIVER_FILES, "lib/libnvidia-ml.so.1", f"lib/{LIBRARY}", PROGRAM, "nvidia-smi-standin")
+        if not is_foreign(root / SMI):
+            installer.remove(SMI)
         for path in (LINKER, STATE, *(f"{HOME}/{name}" for name in of_driver)):
             installer.remove(path)
     return installer.changed

@@ -79,9 +79,12 @@ void write_mig_uuid(const struct device *device, char text[48]);
 size_t live_processes(const struct gpu *gpu, char type, const struct process **found);
 bool is_busy(const struct gpu *gpu); /* something holds the GPU: a live process or a kernel module */
 
-/* Resets GPUs as nvidia-smi --gpu-reset does: all that are chosen or none. Call inside a change. Where it refuses, `why` says in one
- * sentence what is in the way. */
+/* All that a reset has to take along, because NVLink joins it to what is chosen; what is chosen included. */
+void reset_group(const bool chosen[MAX_GPUS], bool group[MAX_GPUS]);
+
+/* Resets GPUs as nvidia-smi --gpu-reset does: all that are chosen or none. Call inside a change. Where it refuses, `results` says for
+ * each GPU whether it is the reason, and `why` is one sentence about the first of them. */
 enum { RESET_WHY = 256 };
-nvmlReturn_t reset_gpus(struct state *written, const bool chosen[MAX_GPUS], char why[RESET_WHY]);
+nvmlReturn_t reset_gpus(struct state *written, const bool chosen[MAX_GPUS], nvmlReturn_t results[MAX_GPUS], char why[RESET_WHY]);
 
 #endif

@@ -1,6 +1,7 @@
 /* Who uses a GPU, and its reset, which whoever uses it prevents. */
 #include "nvml_standin.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -60,75 +61,75 @@ static bool resets_alone(const struct gpu *gpu) {
     return gpu->architecture == AMPERE && (!has_switch(gpu) || fabric_runs);
 }
 
-/* Adds to `group` all that is joined with one of it, however far. */
-static void complete(bool group[MAX_GPUS]) {
+void reset_group(const bool chosen[MAX_GPUS], bool group[MAX_GPUS]) {
+    bool spreads[MAX_GPUS] = {false}; /* whom its neighbours have to follow */
+    for (size_t i = 0; i < current.gpus_count; i++) {
+        group[i] = chosen[i];
+        spreads[i] = chosen[i] && !resets_alone(&current.gpus[i]);
+    }
     for (bool grown = true; grown;) {
         grown = false;
         for (size_t i = 0; i < current.gpus_count; i++)
-            for (size_t other = 0; other < current.gpus_count && group[i]; other++)
-                if (!group[other] && are_joined(&current.gpus[i], &current.gpus[other]))
-                    group[other] = grown = true;
+            for (size_t other = 0; other < current.gpus_count && spreads[i]; other++)
+                if (!spreads[other] && are_joined(&current.gpus[i], &current.gpus[other]))
+                    group[other] = spreads[other] = grown = true;
     }
 }
 
-/* Refuses where GPUs are missing that have to be reset together with this one. */
-static nvmlReturn_t check_company(size_t index, const bool chosen[MAX_GPUS], char why[RESET_WHY]) {
-    bool group[MAX_GPUS] = {false};
-    group[index] = true;
-    if (!resets_alone(&current.gpus[index]))
-        complete(group);
+/* Refuses where GPUs are missing that have to be reset as well. */
+static nvmlReturn_t check_company(const bool chosen[MAX_GPUS], char why[RESET_WHY]) {
+    bool group[MAX_GPUS];
     char missing[MAX_GPUS * 4] = "";
+    reset_group(chosen, group);
     for (size_t i = 0; i < current.gpus_count; i++)
         if (group[i] && !chosen[i])
             snprintf(missing + strlen(missing), sizeof(missing) - strlen(missing), "%s%zu", missing[0] == '\0' ? "" : ",", i);
     if (missing[0] == '\0')
         return NVML_SUCCESS;
-    snprintf(
-        why, RESET_WHY, "GPU %zu (%s) can only be reset together with those that NVLink joins to it: %s is missing in the command",
-        index, current.gpus[index].pci_address, missing);
+    snprintf(why, RESET_WHY, "GPUs that NVLink joins are reset by one command here: add %s to it", missing);
     return NVML_ERROR_INVALID_ARGUMENT;
+}
+
+__attribute__((format(printf, 3, 4))) static nvmlReturn_t refuse(nvmlReturn_t result, char why[RESET_WHY], const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    if (why[0] == '\0')
+        vsnprintf(why, RESET_WHY, format, arguments);
+    va_end(arguments);
+    return result;
 }
 
 static nvmlReturn_t check_use(size_t index, char why[RESET_WHY]) {
     const struct gpu *gpu = &current.gpus[index];
+    const char *address = gpu->pci_address;
     const struct process *found[MAX_PROCESSES];
-    if (gpu->lost == 1) {
-        snprintf(
-            why, RESET_WHY, "GPU %zu (%s) has fallen off the bus: only a reboot or a power cycle of the server brings it back",
-            index, gpu->pci_address);
-        return NVML_ERROR_GPU_IS_LOST;
-    }
-    if (live_processes(gpu, 0, found) > 0) {
-        snprintf(
-            why, RESET_WHY, "GPU %zu (%s) is in use by process %u: end it first", index, gpu->pci_address,
-            (unsigned)found[0]->pid);
-        return NVML_ERROR_IN_USE;
-    }
-    if (gpu->held_by_module[0] != '\0') {
-        snprintf(
-            why, RESET_WHY, "GPU %zu (%s) is held by the kernel module %s: unload it first", index, gpu->pci_address,
+    if (gpu->lost == 1)
+        return refuse(
+            NVML_ERROR_GPU_IS_LOST, why, "GPU %zu (%s) has fallen off the bus: only a reboot or a power cycle brings it back", index,
+            address);
+    if (live_processes(gpu, 0, found) > 0)
+        return refuse(
+            NVML_ERROR_IN_USE, why, "GPU %zu (%s) is in use by process %u: end it first", index, address, (unsigned)found[0]->pid);
+    if (gpu->held_by_module[0] != '\0')
+        return refuse(
+            NVML_ERROR_IN_USE, why, "GPU %zu (%s) is held by the kernel module %s: unload it first", index, address,
             gpu->held_by_module);
-        return NVML_ERROR_IN_USE;
-    }
-    if (gpu->reset_stuck == 1) {
-        snprintf(
-            why, RESET_WHY, "GPU %zu (%s) does not come back from its reset: only a reboot of the server helps", index,
-            gpu->pci_address);
-        return NVML_ERROR_UNKNOWN;
-    }
+    if (gpu->reset_stuck == 1)
+        return refuse(
+            NVML_ERROR_UNKNOWN, why, "GPU %zu (%s) does not come back from its reset: only a reboot helps", index, address);
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t reset_gpus(struct state *written, const bool chosen[MAX_GPUS], char why[RESET_WHY]) {
-    nvmlReturn_t result = NVML_SUCCESS;
-    for (size_t i = 0; i < current.gpus_count && result == NVML_SUCCESS; i++)
-        if (chosen[i]) {
-            result = check_company(i, chosen, why);
-            if (result == NVML_SUCCESS)
-                result = check_use(i, why);
-        }
-    for (size_t i = 0; i < current.gpus_count && result == NVML_SUCCESS; i++)
+nvmlReturn_t reset_gpus(struct state *written, const bool chosen[MAX_GPUS], nvmlReturn_t results[MAX_GPUS], char why[RESET_WHY]) {
+    why[0] = '\0';
+    nvmlReturn_t first = check_company(chosen, why);
+    for (size_t i = 0; i < current.gpus_count; i++) {
+        results[i] = chosen[i] ? check_use(i, why) : NVML_SUCCESS;
+        if (first == NVML_SUCCESS)
+            first = results[i];
+    }
+    for (size_t i = 0; i < current.gpus_count && first == NVML_SUCCESS; i++)
         if (chosen[i])
             state_after_reset(written, i);
-    return result;
+    return first;
 }
