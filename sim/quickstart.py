@@ -129,7 +129,7 @@ def play(log_name: str = "site.log") -> None:
         raise SimError(
             f"ansible-playbook ended with {ansible.returncode}, its output is in {log_file.relative_to(CHECKOUT)}",
             f"go on with `./scripts/quickstart`, or only `{' '.join(PLAYBOOK)}`; look around with"
-            f" `python3 -m sim.machine ssh {MACHINE}`",
+            f" `./scripts/gpusim ssh {MACHINE}`",
             FAILED,
         )
 
@@ -150,7 +150,7 @@ def ask(url: str, body: dict[str, Any] | None = None, seconds: float = 60) -> An
             if refused or time.monotonic() > end:
                 raise SimError(
                     f"the gateway does not answer {url} ({problem})",
-                    f"look with `python3 -m sim.machine ssh {MACHINE} -- journalctl -n 50`",
+                    f"look with `./scripts/gpusim ssh {MACHINE} -- journalctl -n 50`",
                     FAILED,
                 ) from None
             time.sleep(1)

@@ -10,7 +10,7 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -158,17 +158,25 @@ def read(path: Path) -> State:
         raise StateError("it is not a text file") from None
 
 
-def write(path: Path, state: State) -> None:
-    """Replace the file at `path` as a whole. Hold the lock."""
+def accept(_file: Path) -> None:
+    """Check nothing."""
+
+
+def write(path: Path, state: State, check: Callable[[Path], None] = accept) -> None:
+    """Replace the file at `path` as a whole, unless `check` refuses the new one by raising. Hold the lock."""
     new = path.with_name(f"{path.name}.new")
-    with new.open("w", encoding="ascii") as file:
-        file.write(render(state))
-        file.flush()
-        os.fchmod(file.fileno(), 0o644)
-        # The kernel's own time stamps are too coarse to tell two changes of one millisecond apart.
-        now = time.time_ns()
-        os.utime(file.fileno(), ns=(now, now))
-    new.replace(path)
+    try:
+        with new.open("w", encoding="ascii") as file:
+            file.write(render(state))
+            file.flush()
+            os.fchmod(file.fileno(), 0o644)
+            # The kernel's own time stamps are too coarse to tell two changes of one millisecond apart.
+            now = time.time_ns()
+            os.utime(file.fileno(), ns=(now, now))
+        check(new)
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -183,11 +191,11 @@ def lock(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def change(path: Path) -> Iterator[State]:
+def change(path: Path, check: Callable[[Path], None] = accept) -> Iterator[State]:
     """Give the state to be edited, and put it in place when the block ends well and something was changed."""
     with lock(path):
         state = read(path)
         before = render(state)
         yield state
         if render(state) != before:
-            write(path, state)
+            write(path, state, check)

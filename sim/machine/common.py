@@ -64,9 +64,7 @@ def run(
     except FileNotFoundError:
         if not check:
             return subprocess.CompletedProcess(list(argv), 127, "", f"{argv[0]}: not found")
-        raise SimError(
-            f"the program {argv[0]} is missing here", "run `python3 -m sim.machine doctor`", CANNOT
-        ) from None
+        raise SimError(f"the program {argv[0]} is missing here", "run `./scripts/gpusim doctor`", CANNOT) from None
     except subprocess.TimeoutExpired:
         raise SimError(f"`{' '.join(argv)}` did not end within {timeout:.0f} s", "", FAILED) from None
     if log:
@@ -138,7 +136,7 @@ class Sim:
         if recorded and recorded != str(subnet):
             raise SimError(
                 f"GPUREADY_SIM_SUBNET={subnet} differs from {recorded}, in which the simulation in {state} is up",
-                "run `python3 -m sim.machine down` first",
+                "run `./scripts/gpusim down` first",
             )
         if not state.is_absolute() or len(state.parts) < 3:
             raise SimError(f"GPUREADY_SIM_STATE={state} cannot be the state folder", "give an absolute path")

@@ -75,7 +75,7 @@ class Machine:
         data = read_json(self._file)
         if not data:
             raise SimError(
-                f"there is no machine {self.name}", f"make it with `python3 -m sim.machine up {self.name}`", REFUSED
+                f"there is no machine {self.name}", f"make it with `./scripts/gpusim create {self.name}`", REFUSED
             )
         return Record(**data)
 
@@ -95,9 +95,7 @@ class Machine:
         """Make the machine from an image. Hold the lock, with the pool up."""
         source = self.sim.pool / "images" / image
         if self.exists():
-            raise SimError(
-                f"the machine {self.name} exists", f"`python3 -m sim.machine destroy {self.name}` first", REFUSED
-            )
+            raise SimError(f"the machine {self.name} exists", f"`./scripts/gpusim destroy {self.name}` first", REFUSED)
         if not pool.is_subvolume(source):
             known = ", ".join(pool.images(self.sim)) or "none"
             raise SimError(f"there is no image {image}", f"there are: {known}", REFUSED)
@@ -124,7 +122,7 @@ class Machine:
             if self.sim.address(place) not in taken:
                 return self.sim.address(place)
         raise SimError(
-            "no address is left for another machine", "destroy one, `python3 -m sim.machine list` shows them", REFUSED
+            "no address is left for another machine", "destroy one, `./scripts/gpusim list` shows them", REFUSED
         )
 
     def _save(self, record: Record) -> None:

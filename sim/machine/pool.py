@@ -68,7 +68,7 @@ def up(sim: Sim) -> bool:
     if done.returncode:
         raise SimError(
             f"the pool {file} cannot be mounted: {done.stderr.strip().splitlines()[-1].rstrip('.')}",
-            "this kernel needs btrfs and loop devices, see `python3 -m sim.machine doctor`",
+            "this kernel needs btrfs and loop devices, see `./scripts/gpusim doctor`",
             CANNOT,
         )
     for room in ROOMS:

@@ -158,13 +158,13 @@ def test_down_removes_everything_and_restores_ip_forward(sim: Sim) -> None:
             nft list ruleset | grep -c 'ip saddr 10.88.3.0/24'
             mountpoint -q {state}/pool
             btrfs -q subvolume create {state}/pool/machines/x
-            "$PY" -m sim.machine down
+            "$PY" scripts/gpusim down
             test "$(cat /proc/sys/net/ipv4/ip_forward)" = $former
             test -z "$(nft list ruleset)"
             test "$(ip -o link | grep -c gpusim)" = 0
             test ! -e {state}
         done
-        "$PY" -m sim.machine down
+        "$PY" scripts/gpusim down
     """,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -181,7 +181,7 @@ def test_a_range_in_use_is_refused_before_anything_changes(sim: Sim) -> None:
         """
         ip link add other type bridge
             ip addr add 10.88.3.9/16 dev other
-        "$PY" -m sim.machine up t-refused
+        "$PY" scripts/gpusim create t-refused
     """,
     )
     assert done.returncode == 3

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from sim import quickstart
-from sim.machine import __main__ as cli
+from sim.gpusim import main as cli
 from sim.machine import apt_cache, doctor, identity, image, machine, network, packages, pool, process, servers, sources
 from sim.machine.common import (
     CANNOT,
@@ -289,7 +289,7 @@ def test_a_resolver_that_only_this_machine_reaches_is_not_handed_on(
 
 
 def test_a_machine_that_is_not_there_is_named_with_the_remedy(sim: Sim) -> None:
-    with pytest.raises(SimError, match=r"there is no machine a1; make it with `python3 -m sim.machine up a1`\."):
+    with pytest.raises(SimError, match=r"there is no machine a1; make it with `./scripts/gpusim create a1`\."):
         _ = machine.Machine(sim, "a1").address
     with pytest.raises(SimError, match="cannot be a machine's name"):
         machine.Machine(sim, "../a1")
