@@ -13,11 +13,11 @@ struct state current;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct state incoming;
-static struct stat seen; /* the file that `current` was read from */
+static struct stat seen; /* the file that was read last */
+static bool damaged;     /* it could not be understood; that was said once */
 static struct state *changed;
 static int change_lock = -1;
-
-unsigned initialized; /* as often as nvmlInit was called and nvmlShutdown was not */
+unsigned initialized;
 
 static bool same_file(const struct stat *a, const struct stat *b) {
     return a->st_dev == b->st_dev && a->st_ino == b->st_ino && a->st_size == b->st_size &&
@@ -36,12 +36,13 @@ static nvmlReturn_t refresh(void) {
     if (stat(path, &now) != 0)
         return NVML_ERROR_DRIVER_NOT_LOADED; /* as the real library without a driver */
     if (same_file(&now, &seen))
-        return NVML_SUCCESS;
+        return damaged ? NVML_ERROR_UNKNOWN : NVML_SUCCESS;
     const char *problem = state_read(path, NULL, &incoming);
-    if (problem != NULL)
+    seen = now;
+    damaged = problem != NULL;
+    if (damaged)
         return tell(path, problem);
     memcpy(&current, &incoming, sizeof(current));
-    seen = now;
     return NVML_SUCCESS;
 }
 
@@ -59,6 +60,11 @@ nvmlReturn_t end(nvmlReturn_t result) {
     pthread_mutex_unlock(&lock);
     return result;
 }
+
+/* A child of fork() gets the lock free and the state whole, whatever other threads of its parent were doing. */
+static void before_fork(void) { pthread_mutex_lock(&lock); }
+static void after_fork(void) { pthread_mutex_unlock(&lock); }
+__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(before_fork, after_fork, after_fork); }
 
 /* ---- handles ---- */
 

@@ -37,7 +37,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *mode, un
     return end(result == NVML_SUCCESS ? give_pair(gpu->mig_current, gpu->mig_pending, mode, pending) : result);
 }
 
-static bool has_instances(const struct gpu *gpu) {
+bool has_instances(const struct gpu *gpu) {
     for (size_t id = 0; id < MAX_INSTANCES; id++)
         if (gpu->instances[id].exists)
             return true;

@@ -27,6 +27,7 @@ enum {
     NVML_ERROR_GPU_IS_LOST = 15,
     NVML_ERROR_RESET_REQUIRED = 16,
     NVML_ERROR_IN_USE = 19,
+    NVML_ERROR_MEMORY = 20,
     NVML_ERROR_INSUFFICIENT_RESOURCES = 23,
     NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
     NVML_ERROR_UNKNOWN = 999,
@@ -42,6 +43,8 @@ typedef struct device *nvmlDevice_t;
 
 /* The state with its faults, as the last call found it. Only valid between begin and end. */
 extern struct state current;
+
+extern unsigned initialized; /* as often as nvmlInit was called and nvmlShutdown was not */
 
 /* Every function begins with one of these, which take the lock of this process and bring `current` up to date, and ends with
  * end(), also where they fail. */
@@ -72,11 +75,44 @@ nvmlReturn_t give_number(uint64_t number, unsigned *target);
 nvmlReturn_t give_long(uint64_t number, unsigned long long *target);
 nvmlReturn_t give_pair(uint64_t first, uint64_t second, unsigned *first_target, unsigned *second_target);
 
+/* The functions that answer with one key of a whole GPU's state. */
+#define GIVES_TEXT(function, member)                                                                                             \
+    EXPORT nvmlReturn_t function(nvmlDevice_t device, char *text, unsigned length) {                                             \
+        struct gpu *gpu;                                                                                                         \
+        nvmlReturn_t result = begin_gpu(device, &gpu);                                                                           \
+        return end(result == NVML_SUCCESS ? give_text(gpu->member, text, length) : result);                                      \
+    }
+#define GIVES_NUMBER(function, member)                                                                                           \
+    EXPORT nvmlReturn_t function(nvmlDevice_t device, unsigned *number) {                                                        \
+        struct gpu *gpu;                                                                                                         \
+        nvmlReturn_t result = begin_gpu(device, &gpu);                                                                           \
+        return end(result == NVML_SUCCESS ? give_number(gpu->member, number) : result);                                          \
+    }
+#define GIVES_LONG(function, member)                                                                                             \
+    EXPORT nvmlReturn_t function(nvmlDevice_t device, unsigned long long *number) {                                              \
+        struct gpu *gpu;                                                                                                         \
+        nvmlReturn_t result = begin_gpu(device, &gpu);                                                                           \
+        return end(result == NVML_SUCCESS ? give_long(gpu->member, number) : result);                                            \
+    }
+
+/* The NVML_DEVICE_ARCH_* from which something works differently. */
+enum { ARCHITECTURE_AMPERE = 7, ARCHITECTURE_ADA = 8, ARCHITECTURE_HOPPER = 9 };
+
+bool has_instances(const struct gpu *gpu); /* GPU instances of MIG */
+
 /* Writes the UUID of a MIG device, as on hardware a name-based one: same GPU, same place, same UUID. */
 void write_mig_uuid(const struct device *device, char text[48]);
 
 /* The processes on a device that are alive now, of one type; NULL for `type` 0 means all. Returns how many were written. */
 size_t live_processes(const struct gpu *gpu, char type, const struct process **found);
+
+/* A live process and what it uses now: it grows into what is free on its GPU, or in its GPU instance, and no further. */
+struct process_now {
+    const struct process *process;
+    uint64_t bytes;
+};
+size_t processes_now(const struct gpu *gpu, struct process_now found[MAX_PROCESSES]);
+
 bool is_busy(const struct gpu *gpu); /* something holds the GPU: a live process or a kernel module */
 
 /* All that a reset has to take along, because NVLink joins it to what is chosen; what is chosen included. */
@@ -86,5 +122,19 @@ void reset_group(const bool chosen[MAX_GPUS], bool group[MAX_GPUS]);
  * each GPU whether it is the reason, and `why` is one sentence about the first of them. */
 enum { RESET_WHY = 256 };
 nvmlReturn_t reset_gpus(struct state *written, const bool chosen[MAX_GPUS], nvmlReturn_t results[MAX_GPUS], char why[RESET_WHY]);
+
+/* Whether a link carries data, and whether two GPUs reach each other's memory over links that do. */
+bool link_is_active(const struct gpu *gpu, size_t link);
+bool joined_by_nvlink(const struct gpu *gpu, const struct gpu *other);
+
+/* How often a link erred; ABSENT where the state does not say. */
+enum link_error { LINK_REPLAYS, LINK_RECOVERIES, LINK_CRC };
+uint64_t link_errors(const struct gpu *gpu, size_t link, enum link_error error);
+
+/* How near two GPUs are on the PCIe bus, one of NVML_TOPOLOGY_*. */
+unsigned common_ancestor(const struct gpu *gpu, const struct gpu *other);
+
+/* Makes every event set invalid; called when the library is shut down. */
+void forget_event_sets(void);
 
 #endif

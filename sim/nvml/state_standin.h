@@ -99,6 +99,7 @@ struct gpu {
     uint64_t clock_graphics, clock_sm, clock_memory, clock_video;
     uint64_t clock_graphics_max, clock_sm_max, clock_memory_max, clock_video_max;
     uint64_t performance_state, throttle_reasons;
+    uint64_t violation_power_nanoseconds, violation_thermal_nanoseconds; /* how long clocks were held down since the driver loaded */
     uint64_t power_milliwatts, power_limit_milliwatts, power_limit_default_milliwatts;
     uint64_t power_limit_min_milliwatts, power_limit_max_milliwatts, energy_millijoules;
     uint64_t temperature_celsius, temperature_memory_celsius;
@@ -111,6 +112,7 @@ struct gpu {
     uint64_t ecc_current, ecc_pending;
     uint64_t ecc_volatile_corrected, ecc_volatile_uncorrected, ecc_aggregate_corrected, ecc_aggregate_uncorrected;
     uint64_t remapped_correctable, remapped_uncorrectable, remap_pending, remap_failure; /* Ampere and later */
+    uint64_t remapper_banks;                                                             /* memory banks that have spare rows */
     uint64_t retired_single_bit, retired_double_bit, retirement_pending;                /* before Ampere */
     uint64_t recovery_action; /* NVML_GPU_RECOVERY_ACTION_* */
     /* PCI and topology */
