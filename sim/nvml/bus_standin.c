@@ -139,3 +139,6 @@ EXPORT nvmlReturn_t nvmlDeviceGetDisplayMode(nvmlDevice_t device, unsigned *mode
     return end(result == NVML_SUCCESS ? give_number(0, mode) : result);
 }
 SAME_AS(nvmlDeviceGetDisplayMode) nvmlReturn_t nvmlDeviceGetDisplayActive(nvmlDevice_t device, unsigned *active);
+
+/* The machine is no guest of a hypervisor: NVML_GPU_VIRTUALIZATION_MODE_NONE. */
+SAME_AS(nvmlDeviceGetDisplayMode) nvmlReturn_t nvmlDeviceGetVirtualizationMode(nvmlDevice_t device, unsigned *mode);

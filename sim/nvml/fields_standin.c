@@ -25,6 +25,7 @@ typedef struct {
 _Static_assert(sizeof(nvmlFieldValue_t) == 40, "as in pynvml");
 
 enum { UNSIGNED_INT = 1, UNSIGNED_LONG_LONG = 3, SIGNED_INT = 5 }; /* NVML_VALUE_TYPE_* */
+enum { POWER_SCOPE_GPU = 0 };                                      /* NVML_POWER_SCOPE_* */
 
 /* NVML_FI_DEV_*, by the names that pynvml gives them. */
 enum {
@@ -140,13 +141,6 @@ static struct answer temperature(const struct gpu *gpu, unsigned id) {
     }
 }
 
-static uint64_t links_to_switches(const struct gpu *gpu) {
-    uint64_t count = 0;
-    for (size_t i = 0; i < gpu->nvlinks_count; i++)
-        count += gpu->nvlinks[i].to_switch && link_is_active(gpu, i);
-    return count;
-}
-
 /* What is told of one link, whose number is the scope. */
 static struct answer of_link(const struct gpu *gpu, unsigned id, unsigned link) {
     if (link >= gpu->nvlinks_count)
@@ -187,6 +181,8 @@ static struct answer answer_of(const struct gpu *gpu, unsigned id, unsigned scop
         return rows(gpu, id);
     if (id >= TEMPERATURE_SHUTDOWN_TLIMIT && id <= TEMPERATURE_GPU_MAX_TLIMIT)
         return temperature(gpu, id);
+    if (id >= POWER_AVERAGE && id <= POWER_REQUESTED_LIMIT && scope != POWER_SCOPE_GPU)
+        return (struct answer){UNSIGNED_INT, ABSENT}; /* no module, no memory has a reading of its own */
     if (id == NVLINK_LINK_COUNT)
         return (struct answer){UNSIGNED_INT, gpu->nvlinks_count == 0 ? ABSENT : gpu->nvlinks_count};
     if (id == NVSWITCH_CONNECTED_LINK_COUNT)

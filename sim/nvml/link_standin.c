@@ -114,23 +114,23 @@ EXPORT nvmlReturn_t nvmlDeviceGetNvLinkErrorCounter(
 
 /* ---- who reaches whom ---- */
 
-static bool reaches_switch(const struct gpu *gpu) {
+unsigned links_to_switches(const struct gpu *gpu) {
+    unsigned count = 0;
     for (size_t i = 0; i < gpu->nvlinks_count; i++)
-        if (gpu->nvlinks[i].to_switch && link_is_active(gpu, i))
-            return true;
-    return false;
+        count += gpu->nvlinks[i].to_switch && link_is_active(gpu, i);
+    return count;
 }
 
-static bool has_link_to(const struct gpu *gpu, const struct gpu *other) {
+unsigned links_to_gpu(const struct gpu *gpu, const struct gpu *other) {
+    unsigned count = 0;
     for (size_t i = 0; i < gpu->nvlinks_count; i++) {
         unsigned domain = 0, bus = 0, device = 0;
         if (gpu->nvlinks[i].to_switch || !link_is_active(gpu, i))
             continue;
         state_parse_address(gpu->nvlinks[i].address, &domain, &bus, &device);
-        if (domain == other->domain && bus == other->bus && device == other->device)
-            return true;
+        count += domain == other->domain && bus == other->bus && device == other->device;
     }
-    return false;
+    return count;
 }
 
 /* A fabric carries nothing before a GPU has been registered with it. */
@@ -142,9 +142,9 @@ static bool fabric_is_ready(const struct gpu *gpu) {
 bool joined_by_nvlink(const struct gpu *gpu, const struct gpu *other) {
     if (gpu->mig_current == 1 || other->mig_current == 1)
         return false;
-    if (has_link_to(gpu, other) && has_link_to(other, gpu))
+    if (links_to_gpu(gpu, other) > 0 && links_to_gpu(other, gpu) > 0)
         return true;
-    return reaches_switch(gpu) && reaches_switch(other) && fabric_is_ready(gpu) && fabric_is_ready(other);
+    return links_to_switches(gpu) > 0 && links_to_switches(other) > 0 && fabric_is_ready(gpu) && fabric_is_ready(other);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t device, nvmlDevice_t other, unsigned capability, unsigned *status) {

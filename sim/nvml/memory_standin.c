@@ -165,7 +165,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Mem
 
 /* The processes of one type that show on a device. Who is not root sees none of a GPU in MIG mode, as the API reference says of
  * "appropriate privileges"; those of a MIG device are seen by all. */
-static nvmlReturn_t list_processes(
+nvmlReturn_t list_processes(
     nvmlDevice_t device, const struct gpu *gpu, char type, struct process_now found[MAX_PROCESSES], unsigned *count) {
     if (!is_mig_device(device) && gpu->mig_current == 1 && current.root_only == 1 && geteuid() != 0)
         return NVML_ERROR_NO_PERMISSION;

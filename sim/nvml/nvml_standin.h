@@ -113,6 +113,10 @@ struct process_now {
 };
 size_t processes_now(const struct gpu *gpu, struct process_now found[MAX_PROCESSES]);
 
+/* Those of one type that show on a GPU or MIG device, or the error that NVML gives who may not see them. */
+nvmlReturn_t list_processes(
+    nvmlDevice_t device, const struct gpu *gpu, char type, struct process_now found[MAX_PROCESSES], unsigned *count);
+
 bool is_busy(const struct gpu *gpu); /* something holds the GPU: a live process or a kernel module */
 
 /* All that a reset has to take along, because NVLink joins it to what is chosen; what is chosen included. */
@@ -123,8 +127,10 @@ void reset_group(const bool chosen[MAX_GPUS], bool group[MAX_GPUS]);
 enum { RESET_WHY = 256 };
 nvmlReturn_t reset_gpus(struct state *written, const bool chosen[MAX_GPUS], nvmlReturn_t results[MAX_GPUS], char why[RESET_WHY]);
 
-/* Whether a link carries data, and whether two GPUs reach each other's memory over links that do. */
+/* Whether a link carries data, how many do, and whether two GPUs reach each other's memory over links that do. */
 bool link_is_active(const struct gpu *gpu, size_t link);
+unsigned links_to_switches(const struct gpu *gpu);
+unsigned links_to_gpu(const struct gpu *gpu, const struct gpu *other);
 bool joined_by_nvlink(const struct gpu *gpu, const struct gpu *other);
 
 /* How often a link erred; ABSENT where the state does not say. */

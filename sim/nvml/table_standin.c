@@ -8,7 +8,6 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device);
 nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *name, unsigned length);
@@ -41,24 +40,22 @@ typedef struct {
 
 _Static_assert(sizeof(process_entry) == 4128, "as nvidia-smi counts them");
 
-static nvmlReturn_t list_processes(nvmlDevice_t device, char type, unsigned *count, process_entry *entries) {
+static nvmlReturn_t give_processes(nvmlDevice_t device, char type, unsigned *count, process_entry *entries) {
     struct gpu *gpu;
-    const struct process *found[MAX_PROCESSES];
+    struct process_now found[MAX_PROCESSES];
+    unsigned room = count == NULL ? 0 : *count;
     nvmlReturn_t result = begin_gpu(device, &gpu);
+    if (result == NVML_SUCCESS)
+        result = count == NULL || entries == NULL ? NVML_ERROR_INVALID_ARGUMENT : list_processes(device, gpu, type, found, count);
+    if (result == NVML_SUCCESS && room < *count)
+        result = NVML_ERROR_INSUFFICIENT_SIZE;
     if (result != NVML_SUCCESS)
         return end(result);
-    if (count == NULL || entries == NULL)
-        return end(NVML_ERROR_INVALID_ARGUMENT);
-    unsigned room = *count;
-    *count = (unsigned)live_processes(gpu, type, found);
-    if (room < *count)
-        return end(NVML_ERROR_INSUFFICIENT_SIZE);
-    uint64_t now = (uint64_t)time(NULL);
     for (unsigned i = 0; i < *count; i++) {
-        entries[i].pid = (unsigned)found[i]->pid;
-        entries[i].used_bytes = process_bytes(found[i], now);
-        entries[i].gpu_instance = (unsigned)found[i]->gpu_instance; /* ABSENT becomes 0xffffffff, which says none */
-        entries[i].compute_instance = (unsigned)found[i]->compute_instance;
+        entries[i].pid = (unsigned)found[i].process->pid;
+        entries[i].used_bytes = found[i].bytes;
+        entries[i].gpu_instance = (unsigned)found[i].process->gpu_instance; /* ABSENT becomes 0xffffffff, which says none */
+        entries[i].compute_instance = (unsigned)found[i].process->compute_instance;
         entries[i].protected_bytes = 0;
     }
     end(NVML_SUCCESS);
@@ -69,23 +66,48 @@ static nvmlReturn_t list_processes(nvmlDevice_t device, char type, unsigned *cou
 }
 
 static nvmlReturn_t compute_processes(nvmlDevice_t device, unsigned *count, process_entry *entries) {
-    return list_processes(device, 'c', count, entries);
+    return give_processes(device, 'c', count, entries);
 }
 
 static nvmlReturn_t graphics_processes(nvmlDevice_t device, unsigned *count, process_entry *entries) {
-    return list_processes(device, 'g', count, entries);
+    return give_processes(device, 'g', count, entries);
 }
 
 static nvmlReturn_t mps_processes(nvmlDevice_t device, unsigned *count, process_entry *entries) {
-    return list_processes(device, 'm', count, entries);
+    return give_processes(device, 'm', count, entries);
 }
 
-/* ---- what else a view needs ---- */
+/* ---- the bus ---- */
 
 static nvmlReturn_t host_max_pcie_generation(nvmlDevice_t device, unsigned *generation) {
     struct gpu *gpu;
     nvmlReturn_t result = begin_gpu(device, &gpu);
     return end(result == NVML_SUCCESS ? give_number(gpu->pcie_generation_max, generation) : result);
+}
+
+static const struct gpu *gpu_at(const char *bus_id) {
+    unsigned domain, bus, device;
+    bool valid = bus_id != NULL && state_parse_address(bus_id, &domain, &bus, &device) == 0;
+    for (size_t i = 0; i < current.gpus_count && valid; i++) {
+        const struct gpu *gpu = &current.gpus[i];
+        if (gpu->domain == domain && gpu->bus == bus && gpu->device == device)
+            return gpu;
+    }
+    return NULL;
+}
+
+/* The way between two GPUs as topo -m writes it: 0 PIX, 1 PXB, 2 PHB, 3 NODE, 4 SYS, and 4 + n for n links of NVLink between them.
+ * Links over an NVSwitch it counts by itself. */
+static nvmlReturn_t way_between(const char *bus_id, const char *other_bus_id, unsigned *way) {
+    nvmlReturn_t result = begin();
+    const struct gpu *gpu = gpu_at(bus_id), *other = gpu_at(other_bus_id);
+    if (result == NVML_SUCCESS && (gpu == NULL || other == NULL || gpu == other || way == NULL))
+        result = NVML_ERROR_INVALID_ARGUMENT;
+    if (result != NVML_SUCCESS)
+        return end(result);
+    unsigned links = links_to_gpu(gpu, other);
+    *way = links > 0 ? 4 + links : common_ancestor(gpu, other) / 10 - 1; /* NVML_TOPOLOGY_SINGLE is 10, ..._SYSTEM 50 */
+    return end(NVML_SUCCESS);
 }
 
 /* ---- reset ---- */
@@ -170,8 +192,10 @@ EXPORT nvmlReturn_t nvmlInternalGetExportTable(const void **target, const void *
         function function;
     } known[] = {
         {20, (function)success},
+        {23, (function)way_between},
         {26, (function)success},
         {32, (function)success},
+        {72, (function)success}, /* else dmon and pmon say "Not supported"; their figures come from NVML */
         {81, (function)handle_by_index},
         {168, (function)reset},
         {169, (function)success},

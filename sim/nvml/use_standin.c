@@ -6,7 +6,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-enum { AMPERE = 7, FABRIC_COMPLETED = 3 }; /* NVML_DEVICE_ARCH_AMPERE, NVML_GPU_FABRIC_STATE_COMPLETED */
+enum { FABRIC_COMPLETED = 3 }; /* NVML_GPU_FABRIC_STATE_* */
 
 static bool is_alive(uint64_t pid) {
     char path[32];
@@ -30,35 +30,17 @@ bool is_busy(const struct gpu *gpu) {
 
 /* ---- reset ---- */
 
-static bool has_link_to(const struct gpu *gpu, const struct gpu *other) {
-    for (size_t i = 0; i < gpu->nvlinks_count; i++) {
-        unsigned domain, bus, device;
-        const struct nvlink *link = &gpu->nvlinks[i];
-        if (!link->to_switch && state_parse_address(link->address, &domain, &bus, &device) == 0 && domain == other->domain &&
-            bus == other->bus && device == other->device)
-            return true;
-    }
-    return false;
-}
-
-static bool has_switch(const struct gpu *gpu) {
-    for (size_t i = 0; i < gpu->nvlinks_count; i++)
-        if (gpu->nvlinks[i].to_switch)
-            return true;
-    return false;
-}
-
 static bool are_joined(const struct gpu *gpu, const struct gpu *other) {
-    return has_link_to(gpu, other) || has_link_to(other, gpu) || (has_switch(gpu) && has_switch(other));
+    return links_to_gpu(gpu, other) > 0 || (links_to_switches(gpu) > 0 && links_to_switches(other) > 0);
 }
 
 /* What the manual of nvidia-smi 550 says under --gpu-reset: before Ampere, all that NVLink joins is reset by one command; from Ampere
  * on each GPU alone, but on an Ampere NVSwitch only with the fabric manager. A server that says nothing of a fabric has it running. */
 static bool resets_alone(const struct gpu *gpu) {
-    if (gpu->architecture == ABSENT || gpu->architecture > AMPERE)
+    if (gpu->architecture == ABSENT || gpu->architecture > ARCHITECTURE_AMPERE)
         return true;
     bool fabric_runs = gpu->fabric_state == ABSENT || gpu->fabric_state == FABRIC_COMPLETED;
-    return gpu->architecture == AMPERE && (!has_switch(gpu) || fabric_runs);
+    return gpu->architecture == ARCHITECTURE_AMPERE && (links_to_switches(gpu) == 0 || fabric_runs);
 }
 
 void reset_group(const bool chosen[MAX_GPUS], bool group[MAX_GPUS]) {

@@ -91,6 +91,8 @@ static nvmlReturn_t choose(const char *names, bool chosen[MAX_GPUS], char why[RE
 }
 
 static int fail_as_nvml(const char *what, nvmlReturn_t result, const char *why) {
+    if (result == NVML_ERROR_UNKNOWN && why[0] == '\0')
+        return 1; /* the state file is damaged, which the library has said */
     return fail(result > 0 && result < 256 ? result : 255, what, why[0] != '\0' ? why : nvmlErrorString(result));
 }
 
