@@ -32,7 +32,8 @@ if __name__ == "__main__":
 from sim.hardware.refusal import RefusalError
 
 HERE = Path(__file__).resolve().parent
-SOURCES = HERE.parent / "nvml"
+SIM = HERE.parent
+SOURCES = SIM / "nvml"
 FILES = HERE / "files"
 
 COMPILER = "gcc"
@@ -48,7 +49,10 @@ STATE = "var/lib/gpuready-standin/gpus.conf"
 HOME = "usr/lib/gpuready-standin"
 LINKER = "etc/ld.so.conf.d/00-gpuready-standin.conf"  # sorts before the distribution's own directories
 UNIT = "gpuready-standin-hardware.service"
+ENGINES_UNIT = "gpuready-standin-engines.service"
+ENGINES_WANTED = f"etc/systemd/system/multi-user.target.wants/{ENGINES_UNIT}"
 DRIVER_FILES = ("character-devices", "modules")
+PYTHON = ("sim/hardware/state_file.py", "sim/hardware/engines_standin.py")
 
 
 class Install(NamedTuple):
@@ -189,6 +193,35 @@ def is_foreign(smi: Path) -> bool:
     return not ours and (smi.exists() or smi.is_symlink())
 
 
+def _install_driver(installer: Installer, state: str, library: Path, program: Path) -> None:
+    """Install what a server with a driver has more than one without."""
+    for name in DRIVER_FILES:
+        installer.file(f"{HOME}/{name}", (FILES / name).read_bytes())
+    installer.file(STATE, state.encode())
+    installer.file(f"{HOME}/lib/{LIBRARY}", library.read_bytes())
+    installer.link(f"{HOME}/lib/libnvidia-ml.so.1", LIBRARY)
+    installer.file(LINKER, f"/{HOME}/lib\n".encode())
+    installer.file(f"{HOME}/{PROGRAM}", program.read_bytes(), 0o755)
+    installer.file(f"{HOME}/nvidia-smi-standin", (FILES / "nvidia-smi-standin").read_bytes(), 0o755)
+    if not is_foreign(installer.root / SMI):
+        installer.link(SMI, f"/{HOME}/nvidia-smi-standin")
+    for name in PYTHON:
+        installer.file(f"{HOME}/python/{name}", (SIM.parent / name).read_bytes())
+    installer.file(f"etc/systemd/system/{ENGINES_UNIT}", (FILES / ENGINES_UNIT).read_bytes())
+    installer.link(ENGINES_WANTED, f"../{ENGINES_UNIT}")
+
+
+def _remove_driver(installer: Installer) -> None:
+    """Remove what _install_driver installs."""
+    if not is_foreign(installer.root / SMI):
+        installer.remove(SMI)
+    of_home = (*DRIVER_FILES, "lib/libnvidia-ml.so.1", f"lib/{LIBRARY}", PROGRAM, "nvidia-smi-standin")
+    python = tuple(f"python/{name}" for name in PYTHON)
+    places = (LINKER, STATE, f"etc/systemd/system/{ENGINES_UNIT}", ENGINES_WANTED)
+    for path in (*places, *(f"{HOME}/{name}" for name in (*of_home, *python))):
+        installer.remove(path)
+
+
 def install(root: Path, preset: str, machine: str | None, cache: Path, driver: bool) -> list[str]:
     """Install a preset into a root and return what was changed, as paths relative to the root."""
     check_root(root)
@@ -205,22 +238,9 @@ def install(root: Path, preset: str, machine: str | None, cache: Path, driver: b
     installer.file(f"etc/systemd/system/{UNIT}", (FILES / UNIT).read_bytes())
     installer.link(f"etc/systemd/system/sysinit.target.wants/{UNIT}", f"../{UNIT}")
     if driver:
-        for name in DRIVER_FILES:
-            installer.file(f"{HOME}/{name}", (FILES / name).read_bytes())
-        installer.file(STATE, hardware.state.encode())
-        installer.file(f"{HOME}/lib/{LIBRARY}", library.read_bytes())
-        installer.link(f"{HOME}/lib/libnvidia-ml.so.1", LIBRARY)
-        installer.file(LINKER, f"/{HOME}/lib\n".encode())
-        installer.file(f"{HOME}/{PROGRAM}", program.read_bytes(), 0o755)
-        installer.file(f"{HOME}/nvidia-smi-standin", (FILES / "nvidia-smi-standin").read_bytes(), 0o755)
-        if not is_foreign(root / SMI):
-            installer.link(SMI, f"/{HOME}/nvidia-smi-standin")
+        _install_driver(installer, hardware.state, library, program)
     else:
-        of_driver = (*DRIVER_FILES, "lib/libnvidia-ml.so.1", f"lib/{LIBRARY}", PROGRAM, "nvidia-smi-standin")
-        if not is_foreign(root / SMI):
-            installer.remove(SMI)
-        for path in (LINKER, STATE, *(f"{HOME}/{name}" for name in of_driver)):
-            installer.remove(path)
+        _remove_driver(installer)
     return installer.changed
 
 
