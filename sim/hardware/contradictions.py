@@ -30,7 +30,7 @@ def check_gpu(gpu: Gpu, file: Path, inside: str = "") -> None:
     power = gpu.power_milliwatts
     if power.limit is not None and not (power.limit_min or 0) <= power.limit <= (power.limit_max or power.limit):
         refuse("power_milliwatts.limit", f"{power.limit} is outside {power.limit_min} to {power.limit_max}")
-    if gpu.pci.generation > gpu.pci.generation_max:
+    if gpu.pci.generation is not None and gpu.pci.generation > gpu.pci.generation_max:
         refuse("pci.generation", f"{gpu.pci.generation} is above generation_max, {gpu.pci.generation_max}")
     if gpu.pci.width > gpu.pci.width_max:
         refuse("pci.width", f"{gpu.pci.width} is above width_max, {gpu.pci.width_max}")

@@ -10,6 +10,8 @@ from sim.hardware.model import Nvlinks, Server
 from sim.hardware.refusal import RefusalError
 
 NVSWITCH_CLASS = 0x068000
+UNSEEN = "ffff:ff:00.0"
+"""The address of an NVSwitch that is no PCI device of the server; NCCL, too, writes all ones for it."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,6 @@ def _listed(server: Server, wanted: Nvlinks, where: str) -> list[list[Link]]:
 
 
 def _nvswitches(server: Server) -> set[str]:
-    return {
+    return {UNSEEN} | {
         device.address for device in server.devices if device.vendor == 0x10DE and device.class_code == NVSWITCH_CLASS
     }

@@ -51,14 +51,14 @@ class Driver(Part):
 
 
 class GpuPci(Part):
-    """The GPU as a PCI device."""
+    """The GPU as a PCI device; `generation` is the idle GPU's, which may be lower than its highest."""
 
     device: Id16
     subsystem_vendor: Id16
     subsystem_device: Id16
     class_code: Annotated[int, Field(ge=0x030000, le=0x03FFFF)]
     revision: Annotated[int, Field(ge=0, le=0xFF)]
-    generation: Annotated[int, Field(ge=1, le=6)]
+    generation: Annotated[int, Field(ge=1, le=6)] | None = None
     generation_max: Annotated[int, Field(ge=1, le=6)]
     width: Literal[1, 2, 4, 8, 16]
     width_max: Literal[1, 2, 4, 8, 16]
@@ -147,12 +147,13 @@ class MigTable(Part):
 
 
 class Mig(Part):
-    """How the card does MIG."""
+    """How the card does MIG. mirrored: the ids of GPU instances count the halves the other way round."""
 
     table: MigTable
     max_devices: Annotated[int, Field(ge=1, le=12)]
     needs_reset: bool
     mode_persists: bool
+    mirrored: bool = False
 
 
 class Gpu(Part):
@@ -161,7 +162,7 @@ class Gpu(Part):
     sources: Sources
     name: Annotated[str, _text(95)]
     driver: Driver
-    brand: Annotated[str, _word(words.BRANDS)]
+    brand: Annotated[str, _word(words.BRANDS)] | None = None
     architecture: Annotated[str, _word(words.ARCHITECTURES)]
     compute_capability: Annotated[str, Field(pattern=r"^[0-9]{1,2}\.[0-9]$")]
     cores: Count | None = None
@@ -208,7 +209,8 @@ class Nvlinks(Part):
     """How a server connects the NVLinks of its GPUs; exactly one of the first three.
 
     switches: every GPU has that many links to each NVSwitch. mesh: every GPU has that many to each other GPU. links: by
-    GPU, for each of its links in order, the index of the GPU or the address of the NVSwitch at its other end.
+    GPU, for each of its links in order, the index of the GPU or the address of the NVSwitch at its other end. An
+    NVSwitch that the server does not see on its PCI bus has the address ffff:ff:00.0.
     """
 
     switches: dict[Address, Annotated[int, Field(ge=1, le=MAX_LINKS)]] | None = None

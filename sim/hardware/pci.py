@@ -31,7 +31,7 @@ def _of_gpu(server: Server) -> dict[str, Any]:
     pci = server.gpu.pci
     return {
         **_identity(NVIDIA, pci.device, pci.class_code, pci.revision, pci.subsystem_vendor, pci.subsystem_device),
-        "current_link_speed": f"{SPEEDS[pci.generation]} GT/s PCIe",
+        "current_link_speed": f"{SPEEDS[pci.generation or pci.generation_max]} GT/s PCIe",
         "max_link_speed": f"{SPEEDS[pci.generation_max]} GT/s PCIe",
         "current_link_width": pci.width,
         "max_link_width": pci.width_max,

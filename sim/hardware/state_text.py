@@ -30,7 +30,7 @@ def render_state(server: Server, machine: str) -> str:
         f"nvml_version = {driver.nvml}",
         f"cuda_driver_version = {1000 * int(major) + 10 * int(minor)}",
     ]
-    common = _lines(_card(server.gpu))
+    common = _lines(_card(server.gpu) | _nvlink(server))
     profiles = [] if server.gpu.mig is None else _profiles(server.gpu.mig.table)
     for index, links in enumerate(connect(server, Path())):
         lines += ["", f"[gpu {index}]", *_lines(_place(server, index, machine)), *common]
@@ -90,7 +90,7 @@ def _card(gpu: Gpu) -> dict[str, Any]:
         "pci_subsystem_id": f"0x{gpu.pci.subsystem_device:04x}{gpu.pci.subsystem_vendor:04x}",
         "compute_capability_major": major,
         "compute_capability_minor": minor,
-        "brand": words.BRANDS[gpu.brand],
+        "brand": None if gpu.brand is None else words.BRANDS[gpu.brand],
         "architecture": words.ARCHITECTURES[gpu.architecture],
         "cores": gpu.cores,
         "memory_bus_bits": gpu.memory.bus_bits,
@@ -109,7 +109,6 @@ def _card(gpu: Gpu) -> dict[str, Any]:
         "pcie_peer_to_peer": gpu.pcie_peer_to_peer,
         **_activity(gpu),
         **_health(gpu),
-        **_nvlink(gpu),
         **_mig(gpu),
     }
 
@@ -149,8 +148,10 @@ def _health(gpu: Gpu) -> dict[str, Any]:
     return health | {"recovery_action": 0 if gpu.recovery_action else None}
 
 
-def _nvlink(gpu: Gpu) -> dict[str, Any]:
-    if gpu.nvlink is None:
+def _nvlink(server: Server) -> dict[str, Any]:
+    """Return what links have in common; a card whose links lead nowhere has none for NVML."""
+    gpu = server.gpu
+    if gpu.nvlink is None or server.nvlink is None:
         return {}
     errors = dict.fromkeys(("nvlink_replay_errors", "nvlink_recovery_errors", "nvlink_crc_errors"), 0)
     return {"nvlink_version": gpu.nvlink.version, "nvlink_mbps": gpu.nvlink.mbps, **errors}
@@ -165,7 +166,7 @@ def _mig(gpu: Gpu) -> dict[str, Any]:
         "mig_needs_reset": gpu.mig.needs_reset,
         "mig_mode_persists": gpu.mig.mode_persists,
         "mig_slots": gpu.mig.table.slots,
-        "mig_mirrored": False,
+        "mig_mirrored": gpu.mig.mirrored,
         "mig_max_devices": gpu.mig.max_devices,
     }
 
