@@ -68,7 +68,10 @@ static nvmlReturn_t begin_parent(nvmlGpuInstance_t handle, struct gpu **gpu, str
 /* Compute instances begin at multiples of this many slices, so that 7 slices hold 3 of two and 2 of three. */
 static uint64_t step_of(uint64_t slices) { return slices == 3 ? 4 : slices; }
 
-static bool divides(uint64_t parent, uint64_t slices) { return slices <= parent && !(parent == 4 && slices == 3); }
+static bool divides(uint64_t parent, uint64_t slices) {
+    bool part = slices <= 4 && slices < parent && !(parent == 4 && slices == 3);
+    return part || slices == parent;
+}
 
 static uint64_t parts_of(uint64_t parent, uint64_t slices) {
     uint64_t count = 0;
