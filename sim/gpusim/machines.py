@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
 
-from sim.machine import doctor, identity, packages, pool, servers
-from sim.machine.common import REFUSED, Say, Sim, SimError
+from sim.machine import doctor, identity, image, packages, pool, servers
+from sim.machine.common import REFUSED, Sim, SimError
 from sim.machine.lifecycle import down as take_down
 from sim.machine.lifecycle import up
 from sim.machine.machine import Machine, machines
@@ -18,12 +17,6 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
-def _boot(sim: Sim, args: argparse.Namespace, kind: servers.Kind, tell: Say = say) -> None:
-    started = time.monotonic()
-    machine = up(sim, args.name, args.source, kind, args.address, tell)
-    say(f"{machine.name} is up at {machine.address} ({time.monotonic() - started:.1f} s)")
-
-
 def create(sim: Sim, args: argparse.Namespace) -> None:
     """Make a machine if there is none, and boot it."""
     if args.source and (args.preset or args.suite):
@@ -32,13 +25,30 @@ def create(sim: Sim, args: argparse.Namespace) -> None:
             "leave out --suite and --preset",
             REFUSED,
         )
-    _boot(sim, args, servers.kind_of(args.name, args.suite, args.preset))
+    kind = servers.kind_of(args.name, args.suite, args.preset)
+    machine = Machine(sim, args.name)
+    if machine.exists():
+        _refuse_another(machine, args, image.family(kind))
+    up(sim, args.name, args.source, kind, args.address, say)
+
+
+def _refuse_another(machine: Machine, args: argparse.Namespace, family: str) -> None:
+    """Refuse to take a machine that exists for the one that was asked for."""
+    record = machine.record
+    same = record.image == args.source if args.source else record.image.startswith(family)
+    wanted = args.source or args.preset or args.suite
+    if (wanted and not same) or args.address not in ("", record.address):
+        raise SimError(
+            f"the machine {args.name} exists, made from {record.image} at {record.address}",
+            f"`./scripts/gpusim destroy {args.name}` first, or take another name",
+            REFUSED,
+        )
 
 
 def start(sim: Sim, args: argparse.Namespace) -> None:
     """Boot a machine that was stopped."""
     _ = Machine(sim, args.name).record
-    _boot(sim, argparse.Namespace(name=args.name, source="", address=""), servers.kind_of(args.name))
+    up(sim, args.name, say=say)
 
 
 def stop(sim: Sim, args: argparse.Namespace) -> None:

@@ -248,7 +248,9 @@ def main() -> int:
     """Run the command."""
     default_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpuready" / "standin"
     parser = argparse.ArgumentParser(description="Put stand-in GPU hardware into the root of a simulated machine.")
-    parser.add_argument("--root", type=Path, required=True, help="root directory of the machine, never /")
+    target = parser.add_mutually_exclusive_group(required=True)
+    target.add_argument("--root", type=Path, help="root directory of the machine, never /")
+    target.add_argument("--check", action="store_true", help="only say whether the description is a good one")
     parser.add_argument("--preset", required=True, help="name of a file in presets/, or the path of your own such file")
     parser.add_argument(
         "--machine", help="name that UUIDs and serial numbers follow from (default: etc/hostname in the root)"
@@ -267,6 +269,9 @@ def main() -> int:
     )
     options = parser.parse_args()
     try:
+        if options.check:
+            describe(options.preset, "check")
+            return 0
         changed = install(options.root, options.preset, options.machine, options.cache, options.driver)
     except RefusalError as refusal:
         print(f"install.py: {refusal}.", file=sys.stderr)

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,6 +116,21 @@ class State:
             self.system.remove("event", old)
         self.system.set("events_made", str(number))
         self.system.add("event", f"{number} {gpu} {kind} {data} - - {int(time.time() if now is None else now)}")
+
+
+def identity(machine: str, gpu: int) -> tuple[str, str]:
+    """Return UUID and serial number of a machine's GPU; two machines of one name alone share them."""
+    made = uuid.uuid5(uuid.NAMESPACE_DNS, f"{machine}/gpu/{gpu}")
+    return f"GPU-{made}", f"165{made.int % 10**10:010d}"
+
+
+def rename(path: Path, machine: str) -> None:
+    """Make the hardware that of another machine."""
+    with change(path) as state:
+        for index, gpu in enumerate(state.gpus):
+            gpu_uuid, serial = identity(machine, index)
+            gpu.set("uuid", gpu_uuid)
+            gpu.set("serial", serial)
 
 
 def parse(text: str) -> State:

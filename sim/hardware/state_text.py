@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,15 +9,11 @@ from typing import Any
 from sim.hardware import words
 from sim.hardware.links import connect
 from sim.hardware.model import Gpu, GpuPlace, MigTable, Server
-
-FORMAT = "gpuready-standin 2"
+from sim.hardware.state_file import FORMAT, identity
 
 
 def render_state(server: Server, machine: str) -> str:
-    """Return the state file.
-
-    UUIDs and serial numbers follow from the machine's name, so that no two machines share one.
-    """
+    """Return the state file."""
     driver = server.gpu.driver
     major, minor = driver.cuda.split(".")
     lines = [
@@ -51,10 +46,10 @@ def _lines(values: Mapping[str, Any]) -> list[str]:
 def _place(server: Server, index: int, machine: str) -> dict[str, Any]:
     """Return what tells one GPU of a server from the others."""
     place: GpuPlace = server.gpus[index]
-    identity = uuid.uuid5(uuid.NAMESPACE_DNS, f"{machine}/gpu/{index}")
+    uuid, serial = identity(machine, index)
     return {
-        "uuid": f"GPU-{identity}",
-        "serial": f"165{identity.int % 10**10:010d}",
+        "uuid": uuid,
+        "serial": serial,
         "pci_address": place.address,
         "minor": index if place.minor is None else place.minor,
         "module_id": place.module,

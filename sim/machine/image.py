@@ -35,12 +35,8 @@ PACKAGES = (
 HARDWARE = CHECKOUT / "sim/hardware/install.py"
 PRESETS = CHECKOUT / "sim/hardware/presets"
 MARKER = "etc/gpuready-simulated-machine"
-RECIPE = [
-    CHECKOUT / "sim/machine/image.py",
-    CHECKOUT / "sim/machine/sources.py",
-    CHECKOUT / "sim/hardware",
-    CHECKOUT / "sim/nvml",
-]
+SYSTEM_RECIPE = [CHECKOUT / "sim/machine/image.py", CHECKOUT / "sim/machine/sources.py"]
+HARDWARE_RECIPE = [CHECKOUT / "sim/hardware", CHECKOUT / "sim/nvml"]
 MASKED = ("apt-daily.timer", "apt-daily-upgrade.timer")
 """Timers that would take apt's lock in the middle of a test."""
 
@@ -56,13 +52,42 @@ def key(kind: Kind) -> str:
         raise SimError(
             f"{kind.suite} is not a Debian release that the simulation builds", f"take {' or '.join(SUITES)}", REFUSED
         )
-    if kind.preset not in presets():
+    own = own_file(kind.preset)
+    if own is None and kind.preset not in presets():
         raise SimError(
-            f"{kind.preset} is not a hardware preset of the simulation", f"take {' or '.join(presets())}", REFUSED
+            f"{kind.preset} is not a hardware preset of the simulation",
+            f"take one of {', '.join(presets())}, or a file such as ./mine.yaml",
+            REFUSED,
         )
+    if own is not None and not own.is_file():
+        raise SimError(f"there is no file {own}", "", REFUSED)
+    recipe = [*HARDWARE_RECIPE, *([own] if own else [])]
+    return f"{family(kind)}{tree_hash(recipe, _system_key(kind.suite))}"
+
+
+def _system_key(suite: str) -> str:
+    """Return the name of the image of a release without hardware."""
     taken_over = json.dumps(sources.host_mirrors()) + sources.apt_settings()
-    hashed = tree_hash([*(path for path in RECIPE if path.exists()), *sources.host_cas()], taken_over)
-    return f"{kind.suite}-{kind.preset}-{hashed}"
+    return f"{suite}-{tree_hash([*SYSTEM_RECIPE, *sources.host_cas()], taken_over)}"
+
+
+def own_file(preset: str) -> Path | None:
+    """Return the operator's own description of hardware, where one is named and not a preset."""
+    return Path(preset).resolve() if preset.endswith((".yaml", ".yml")) or "/" in preset else None
+
+
+def family(kind: Kind) -> str:
+    """Return how the names of all images of a kind begin."""
+    own = own_file(kind.preset)
+    label = re.sub(r"[^a-z0-9-]+", "-", own.stem.lower()).strip("-") if own else kind.preset
+    return f"{kind.suite}-{label}-"
+
+
+def suite_of(sim: Sim, name: str) -> str:
+    """Return the Debian release that an image holds; empty where it does not say."""
+    release = sim.pool / "images" / name / "etc/os-release"
+    found = re.search(r"^VERSION_CODENAME=(\S+)$", release.read_text() if release.exists() else "", re.MULTILINE)
+    return found[1] if found else ""
 
 
 def ensure(sim: Sim, kind: Kind, say: Say = quiet) -> str:
@@ -70,25 +95,49 @@ def ensure(sim: Sim, kind: Kind, say: Say = quiet) -> str:
     name = key(kind)
     if pool.is_subvolume(sim.pool / "images" / name):
         return name
+    _install_hardware(kind, "--check")
+    system = _ensure_system(sim, kind.suite, say)
+    started = time.monotonic()
+    building = pool.scratch(sim, name)
+    pool.snapshot(sim, sim.pool / "images" / system, building)
+    _install_hardware(kind, "--root", str(building))
+    _mark(building, name)
+    _keep(sim, building, name, family(kind))
+    say(f"put the hardware of {kind.preset} into the image {name} in {time.monotonic() - started:.0f} s")
+    return name
+
+
+def _ensure_system(sim: Sim, suite: str, say: Say) -> str:
+    """Return the name of the image of a release without hardware, from which those with some are made."""
+    name = _system_key(suite)
+    if pool.is_subvolume(sim.pool / "images" / name):
+        return name
     say(f"building the image {name}")
     started = time.monotonic()
     building = pool.scratch(sim, name)
     pool.create(building)
-    _install_system(sim, kind.suite, building)
+    _install_system(sim, suite, building)
     _configure(building)
-    if HARDWARE.exists():
-        run(
-            [_python(), str(HARDWARE), "--root", str(building), "--preset", kind.preset],
-            log=sim.log / f"image-{name}.log",
-        )
-    _mark(building, name)
-    pool.keep_image(sim, building, name)
-    for other in pool.images(sim):
-        # A machine made from an image is a copy of its own; the old recipe's image is not needed.
-        if re.fullmatch(rf"{kind.suite}-{kind.preset}-[0-9a-f]{{12}}", other) and other != name:
-            pool.delete(sim, sim.pool / "images" / other)
+    _keep(sim, building, name, f"{suite}-")
     say(f"built the image {name} in {time.monotonic() - started:.0f} s")
     return name
+
+
+def _keep(sim: Sim, building: Path, name: str, family: str) -> None:
+    """Keep an image, and not those of other recipes: a machine made from one is a copy of its own."""
+    pool.keep_image(sim, building, name)
+    for other in pool.images(sim):
+        if re.fullmatch(rf"{re.escape(family)}[0-9a-f]{{12}}", other) and other != name:
+            pool.delete(sim, sim.pool / "images" / other)
+
+
+def _install_hardware(kind: Kind, *words: str) -> None:
+    """Have the description of the hardware compiled, and installed where `words` say so."""
+    preset = str(own_file(kind.preset) or kind.preset)
+    done = run([_python(), str(HARDWARE), "--preset", preset, *words], check=False)
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["the hardware could not be installed"])[-1]
+        raise SimError(said.removeprefix("install.py: ").rstrip("."), "", REFUSED)
 
 
 def _python() -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import time
 
+from sim.hardware import state_file
 from sim.machine import doctor, image, network, packages, pool, servers
 from sim.machine.common import Say, Sim, quiet
 from sim.machine.machine import Machine, machines, ready
@@ -26,10 +28,23 @@ def up(
     with sim.lock():
         ready(sim)
         if not machine.exists():
-            machine.create(source or image.ensure(sim, kind, say), kind.suite, address)
+            _make(machine, source, kind, address, say)
+        started = time.monotonic()
         machine.start()
     machine.wait_for_ssh()
+    say(f"{name} is running at {machine.address}, {time.monotonic() - started:.1f} s after its start")
     return machine
+
+
+def _make(machine: Machine, source: str, kind: Kind, address: str, say: Say) -> None:
+    """Make the machine. One that is a copy keeps what it is a copy of, its GPUs' identity included."""
+    name = source or image.ensure(machine.sim, kind, say)
+    started = time.monotonic()
+    machine.create(name, image.suite_of(machine.sim, name) or kind.suite, address)
+    file = machine.root / state_file.PATH.lstrip("/")
+    if not source and file.exists():
+        state_file.rename(file, machine.name)
+    say(f"copied the image {name} in {time.monotonic() - started:.2f} s")
 
 
 def down(sim: Sim) -> list[str]:

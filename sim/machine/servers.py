@@ -11,7 +11,7 @@ class Kind:
 
     suite: str
     preset: str
-    """A file of sim/hardware/presets, without its ending."""
+    """A file of sim/hardware/presets without its ending, or the path of one's own."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,13 @@ class Server:
 
 
 H100 = Kind("trixie", "h100-80gb-sxm-x8")
-A100 = Kind("bookworm", "a100-80gb-sxm-x8")
+A100 = Kind("bookworm", "a100-40gb-sxm-x4")
+T4 = Kind("bookworm", "t4-x1")
 
 KNOWN = {
     "h100-sg-01": Server(11, H100),
     "a100-la-01": Server(12, A100),
+    "t4-sz-01": Server(13, T4),
 }
 
 

@@ -146,22 +146,55 @@ def test_a_changed_builder_has_another_key(tmp_path: Path) -> None:
 
 def test_an_image_is_keyed_by_release_and_hardware() -> None:
     keys = {image.key(Kind(suite, preset)) for suite in image.SUITES for preset in image.presets()}
-    assert len(keys) == 4
-    assert {key.rpartition("-")[0] for key in keys} >= {"trixie-h100-80gb-sxm-x8", "bookworm-a100-80gb-sxm-x8"}
+    assert len(keys) == 2 * len(image.presets())
+    assert {key.rpartition("-")[0] for key in keys} >= {"trixie-h100-80gb-sxm-x8", "bookworm-a100-40gb-sxm-x4"}
     with pytest.raises(SimError, match="take trixie or bookworm"):
         image.key(Kind("potato", "h100-80gb-sxm-x8"))
     with pytest.raises(SimError, match="b300 is not a hardware preset of the simulation"):
         image.key(Kind("trixie", "b300"))
 
 
+def test_an_operators_own_hardware_has_an_image_of_its_own(tmp_path: Path) -> None:
+    mine = tmp_path / "My Server.yaml"
+    with pytest.raises(SimError, match=f"there is no file {mine}"):
+        image.key(Kind("trixie", str(mine)))
+    mine.write_text("gpu: t4\n")
+    first = image.key(Kind("trixie", str(mine)))
+    assert first.startswith("trixie-my-server-")
+    mine.write_text("gpu: a30\n")
+    assert image.key(Kind("trixie", str(mine))) != first
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--preset", "t4-x1"], "the machine a1 exists, made from trixie-a30-x2-0123456789ab at 10.89.37.20"),
+        (["--suite", "bookworm"], "the machine a1 exists, made from trixie-a30-x2-0123456789ab"),
+        (["--from", "mine"], "the machine a1 exists, made from trixie-a30-x2-0123456789ab"),
+        (["--address", "10.89.37.21"], "the machine a1 exists"),
+        (["--from", "mine", "--preset", "a30-x2"], "the image mine has its Debian release and its hardware"),
+    ],
+)
+def test_another_machine_of_a_name_that_exists_is_refused(
+    sim: Sim, words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GPUREADY_SIM_STATE", str(sim.state))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    record = machine.Record("a1", "10.89.37.20", "trixie-a30-x2-0123456789ab", "trixie", [])
+    write_atomically(sim.state / "machines/a1.json", json.dumps(vars(record)))
+    assert cli.main(["create", "a1", *words]) == REFUSED
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("name", "suite", "preset", "kind"),
     [
         ("h100-sg-01", "", "", ("trixie", "h100-80gb-sxm-x8")),
-        ("a100-la-01", "", "", ("bookworm", "a100-80gb-sxm-x8")),
-        ("a100-la-01", "trixie", "", ("trixie", "a100-80gb-sxm-x8")),
+        ("a100-la-01", "", "", ("bookworm", "a100-40gb-sxm-x4")),
+        ("t4-sz-01", "", "", ("bookworm", "t4-x1")),
+        ("a100-la-01", "trixie", "", ("trixie", "a100-40gb-sxm-x4")),
         ("other", "", "", ("trixie", "h100-80gb-sxm-x8")),
-        ("other", "bookworm", "", ("bookworm", "a100-80gb-sxm-x8")),
+        ("other", "bookworm", "", ("bookworm", "a100-40gb-sxm-x4")),
         ("other", "bookworm", "h100-80gb-sxm-x8", ("bookworm", "h100-80gb-sxm-x8")),
     ],
 )
