@@ -64,38 +64,32 @@ def load_server(name: str) -> Server:
     return server
 
 
-def load_gpu(name: str) -> Gpu:
-    """Return one of our GPUs by its name."""
-    file = _ours("gpus", name, "GPU")
+def load_gpu(name: str, where: str = "") -> Gpu:
+    """Return one of our GPUs by its name; `where` tells in a refusal who names it."""
+    file = _ours("gpus", name, "GPU", where)
     return _gpu_of(_read(file), file)
 
 
 def _gpu(data: Any, file: Path) -> Any:
     """Return the GPU that a server names or holds; what is neither is refused with the server."""
     if isinstance(data, str):
-        return load_gpu(_known(data, "gpus", "GPU", f"{file}: gpu"))
+        return load_gpu(data, f"{file}: gpu: ")
     return _gpu_of(data, file, "gpu.") if isinstance(data, dict) else data
 
 
 def _gpu_of(data: dict[str, Any], file: Path, inside: str = "") -> Gpu:
     mig = data.get("mig")
     if isinstance(mig, dict) and isinstance(mig.get("table"), str):
-        table = _ours("mig", _known(mig["table"], "mig", "MIG table", f"{file}: {inside}mig.table"), "MIG table")
+        table = _ours("mig", mig["table"], "MIG table", f"{file}: {inside}mig.table: ")
         data = {**data, "mig": {**mig, "table": _validate(MigTable, _read(table), table)}}
     gpu = _validate(Gpu, data, file, inside)
     check_gpu(gpu, file, inside)
     return gpu
 
 
-def _known(name: str, folder: str, what: str, where: str) -> str:
+def _ours(folder: str, name: str, what: str, where: str = "") -> Path:
     if name not in names(folder):
-        raise RefusalError(f"{where}: there is no {what} {name!r}; known are: {', '.join(names(folder))}")
-    return name
-
-
-def _ours(folder: str, name: str, what: str) -> Path:
-    if name not in names(folder):
-        raise RefusalError(f"there is no {what} {name}; known are: {', '.join(names(folder))}")
+        raise RefusalError(f"{where}there is no {what} {name!r:.60}; known are: {', '.join(names(folder))}")
     return HERE / folder / f"{name}{ENDING}"
 
 
@@ -106,7 +100,9 @@ def _read(file: Path) -> dict[str, Any]:
         raise RefusalError(f"{file} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise RefusalError(f"{file} is not UTF-8 text") from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+    except RecursionError:
+        raise RefusalError(f"{file} is not YAML: it is nested too deeply") from None
+    except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f" in line {mark.line + 1}"
         raise RefusalError(f"{file} is not YAML{line}: {getattr(error, 'problem', None) or error}") from None

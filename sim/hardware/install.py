@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -58,11 +59,11 @@ PYTHON = ("sim/hardware/state_file.py", "sim/hardware/engines_standin.py")
 class Install(NamedTuple):
     """What a described server puts into a root: the PCI tree and the state file."""
 
-    tree: dict[str, bytes]
+    tree: dict[str, bytes | Path]
     state: str
 
 
-def describe(preset: str, machine: str) -> Install:
+def describe(preset: str, machine: str, driver: bool = True) -> Install:
     """Compile a preset, or an operator's own file of that form."""
     # Here, because what reads YAML is only in the checkout's own environment, and its absence is said in a sentence.
     try:
@@ -74,7 +75,7 @@ def describe(preset: str, machine: str) -> Install:
             f"the Python module {missing.name} is missing; run ./scripts/setup, and this with .venv/bin/python"
         ) from None
     server = load_server(preset)
-    return Install(render_tree(server), render_state(server, machine))
+    return Install(render_tree(server, driver), render_state(server, machine))
 
 
 def compiler_says(option: str) -> str:
@@ -150,14 +151,14 @@ class Installer:
         target.symlink_to(to)
         self.changed.append(path)
 
-    def tree(self, path: str, files: dict[str, bytes]) -> None:
-        """Make a directory hold exactly these files."""
+    def tree(self, path: str, files: dict[str, bytes | Path]) -> None:
+        """Make a directory hold exactly these files, and where a path stands for the content a link to it."""
         target = self.root / path
-        present = (
-            {str(p.relative_to(target)): p.read_bytes() for p in target.rglob("*") if p.is_file()}
-            if target.is_dir()
-            else {}
-        )
+        present = {
+            str(p.relative_to(target)): p.readlink() if p.is_symlink() else p.read_bytes()
+            for p in (target.rglob("*") if target.is_dir() else ())
+            if p.is_symlink() or p.is_file()
+        }
         if present == files:
             return
         if target.exists():
@@ -165,7 +166,10 @@ class Installer:
         for name, content in files.items():
             file = target / name
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(content)
+            if isinstance(content, Path):
+                file.symlink_to(content)
+            else:
+                file.write_bytes(content)
         self.changed.append(path)
 
     def remove(self, path: str) -> None:
@@ -222,13 +226,20 @@ def _remove_driver(installer: Installer) -> None:
         installer.remove(path)
 
 
+def machine_name(root: Path, given: str | None, preset: str) -> str:
+    """Return the name that the GPUs' UUIDs follow from: what was given, else the root's hostname, else the preset's."""
+    hostname = root / "etc/hostname"
+    found = hostname.read_text(encoding="utf-8").strip() if hostname.is_file() else ""
+    name = given if given is not None else found or Path(preset).stem
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
+        raise RefusalError(f"{name!r} cannot be a machine's name: take up to 64 letters, digits, dots and dashes")
+    return name
+
+
 def install(root: Path, preset: str, machine: str | None, cache: Path, driver: bool) -> list[str]:
     """Install a preset into a root and return what was changed, as paths relative to the root."""
     check_root(root)
-    if machine is None:
-        hostname = root / "etc/hostname"
-        machine = (hostname.read_text(encoding="utf-8").strip() if hostname.is_file() else "") or preset
-    hardware = describe(preset, machine)
+    hardware = describe(preset, machine_name(root, machine, preset), driver)
     library = compile_library(cache)
     program = compile_program(cache)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -18,9 +19,17 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-def _text(length: int, pattern: str = r"^[!-~]([ -~]*[!-~])?$") -> Any:
-    """Return the form of a printable text of one line, which the state file has `length` characters for."""
-    return Field(max_length=length, pattern=pattern)
+def _text(length: int, pattern: str = r"[!-~]([ -~]*[!-~])?", what: str = "one line of printable ASCII") -> Any:
+    """Return the form of a text, which the state file has `length` characters for."""
+
+    def check(text: str) -> str:
+        if len(text) > length:
+            raise ValueError(f"longer than {length} characters")
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"not {what}")
+        return text
+
+    return AfterValidator(check)
 
 
 def _word(numbers: Mapping[str, int]) -> Any:
@@ -36,18 +45,18 @@ def _word(numbers: Mapping[str, int]) -> Any:
 
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 Id16 = Annotated[int, Field(ge=0, le=0xFFFF)]
-Address = Annotated[str, _text(15, r"^[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]$")]
-Cpus = Annotated[str, _text(63, r"^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$")]
-Uuid = Annotated[str, _text(36, r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
+Address = Annotated[str, _text(15, r"[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]", "a PCI address like 0000:1b:00.0")]
+Cpus = Annotated[str, _text(63, r"\d+(-\d+)?(,\d+(-\d+)?)*", "CPUs like 0-31,64-95")]
+Uuid = Annotated[str, _text(36, r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "a UUID in lower case")]
 Sources = Annotated[list[str], Field(min_length=1)]
 
 
 class Driver(Part):
     """The driver that a server with this GPU comes with."""
 
-    version: Annotated[str, _text(79, r"^[0-9]+\.[0-9]+(\.[0-9]+)?$")]
+    version: Annotated[str, _text(79, r"\d+\.\d+(\.\d+)?", "a version like 550.163.01")]
     nvml: Annotated[str, _text(79)]
-    cuda: Annotated[str, Field(pattern=r"^[0-9]{1,2}\.[0-9]$")]
+    cuda: Annotated[str, _text(4, r"\d+\.\d", "a version like 12.4")]
 
 
 class GpuPci(Part):
@@ -141,7 +150,7 @@ class MigTable(Part):
     sources: Sources
     slots: Annotated[int, Field(ge=1, le=12)]
     profiles: Annotated[
-        dict[Annotated[str, _text(31, r"^[0-9]g\.[0-9]+gb([+-][a-z.]+)?$")], Profile],
+        dict[Annotated[str, _text(31, r"\dg\.\d+gb([+-][a-z.]+)?", "a profile like 1g.10gb+me")], Profile],
         Field(min_length=1, max_length=20),
     ]
 
@@ -164,7 +173,7 @@ class Gpu(Part):
     driver: Driver
     brand: Annotated[str, _word(words.BRANDS)] | None = None
     architecture: Annotated[str, _word(words.ARCHITECTURES)]
-    compute_capability: Annotated[str, Field(pattern=r"^[0-9]{1,2}\.[0-9]$")]
+    compute_capability: Annotated[str, _text(4, r"\d+\.\d", "a compute capability like 9.0")]
     cores: Count | None = None
     vbios: Annotated[str, _text(31)] | None = None
     board_part_number: Annotated[str, _text(31)] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 from typing import Any
 
 from sim.hardware.model import Device, Server
@@ -10,11 +11,15 @@ from sim.hardware.model import Device, Server
 NVIDIA = 0x10DE
 SPEEDS = {1: "2.5", 2: "5.0", 3: "8.0", 4: "16.0", 5: "32.0", 6: "64.0"}
 """GT/s of each generation of PCIe."""
+DRIVER = Path("../../../bus/pci/drivers/nvidia")
+"""What the kernel links to where NVIDIA's driver has the device. Here nothing is at its end."""
 
 
-def render_tree(server: Server) -> dict[str, bytes]:
-    """Return the files of the tree by their paths in it."""
-    files: dict[str, bytes] = {}
+def render_tree(server: Server, driver: bool = True) -> dict[str, bytes | Path]:
+    """Return the files of the tree by their paths in it; a path among them is where a symbolic link leads to."""
+    files: dict[str, bytes | Path] = {}
+    if driver:
+        files |= {f"{place.address}/driver": DRIVER for place in server.gpus}
     devices = [(place.address, _of_gpu(server), place.numa_node) for place in server.gpus]
     devices += [(device.address, _of_device(device), device.numa_node) for device in server.devices]
     for address, texts, node in devices:

@@ -57,6 +57,7 @@ def test_the_machine_has_the_pci_devices_of_a_dgx_h100(root: Path) -> None:
         (f"0000:0{bus}:00.0", "10de:22a3") for bus in (5, 6, 7, 8)
     ]
     assert switches[0].subsystem_vendor is None
+    assert (gpus[0].driver, switches[0].driver) == ("nvidia", None)
     assert len(pci.nvmes(devices)) == 4
 
 
@@ -100,7 +101,8 @@ def test_everything_is_named_a_stand_in_and_the_unit_is_enabled(root: Path) -> N
     assert install(root).returncode == 0
     added = [path for path in files(root) if path != "etc/hostname"]
 
-    assert [path for path in added if "standin" not in path] == []
+    names = {path: content for path, content in files(root).items() if path in added and "standin" not in path}
+    assert names == {"usr/bin/nvidia-smi": "/usr/lib/gpuready-standin/nvidia-smi-standin"}
     unit = "gpuready-standin-hardware.service"
     assert files(root)[f"etc/systemd/system/sysinit.target.wants/{unit}"] == f"../{unit}"
     assert "ConditionVirtualization=container" in (root / "etc/systemd/system" / unit).read_text(encoding="utf-8")
@@ -123,6 +125,7 @@ def test_without_a_driver_there_are_only_pci_devices(root: Path) -> None:
     assert install(root, "--no-driver").returncode == 0
     left = files(root)
 
+    assert {gpu.driver for gpu in pci.gpus(pci.scan(root / "usr/lib/gpuready-standin/pci"))} == {None}
     assert "usr/lib/gpuready-standin/pci/0000:1b:00.0/vendor" in left
     assert [path for path in left if "nvidia-ml" in path or path.endswith(("gpus.conf", ".conf", "devices"))] == []
 
@@ -152,7 +155,7 @@ def test_an_unknown_preset_is_refused_and_the_known_ones_are_named(root: Path) -
     done = install(root, preset="h100")
 
     assert done.returncode == 2
-    assert done.stderr == f"install.py: there is no preset h100; known are: {', '.join(names('presets'))}.\n"
+    assert done.stderr == f"install.py: there is no preset 'h100'; known are: {', '.join(names('presets'))}.\n"
     assert list(files(root)) == ["etc/hostname"]
 
 
@@ -161,3 +164,36 @@ def test_a_directory_that_is_no_machine_is_refused(tmp_path: Path) -> None:
 
     assert done.returncode == 2
     assert done.stderr == f"install.py: {tmp_path} is not the root of a machine (no etc and usr in it).\n"
+
+
+def test_a_description_is_checked_without_a_machine() -> None:
+    command = [sys.executable, str(INSTALL), "--check", "--preset"]
+    right = subprocess.run([*command, "t4-x1"], capture_output=True, text=True, check=False)
+    wrong = subprocess.run([*command, "none.yaml"], capture_output=True, text=True, check=False)
+
+    assert (right.returncode, right.stdout, right.stderr) == (0, "", "")
+    assert (wrong.returncode, wrong.stderr) == (2, "install.py: none.yaml cannot be read: No such file or directory.\n")
+
+
+def test_a_python_that_cannot_read_yaml_is_told_what_to_do(root: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(INSTALL), "--root", str(root), "--preset", "t4-x1"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 2
+    assert done.stderr == (
+        "install.py: the Python module yaml is missing; run ./scripts/setup, and this with .venv/bin/python.\n"
+    )
+    assert list(files(root)) == ["etc/hostname"]
+
+
+def test_a_name_that_would_break_the_state_file_is_refused(root: Path) -> None:
+    done = install(root, "--machine", "a\ninit_error = 9")
+
+    assert done.returncode == 2
+    assert done.stderr == (
+        "install.py: 'a\\ninit_error = 9' cannot be a machine's name: take up to 64 letters, digits, dots and dashes.\n"
+    )
