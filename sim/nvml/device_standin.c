@@ -226,9 +226,10 @@ EXPORT nvmlReturn_t nvmlDeviceGetArchitecture(nvmlDevice_t device, unsigned *arc
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetBrand(nvmlDevice_t device, unsigned *brand) {
+    enum { BRAND_UNKNOWN = 0 }; /* of NVML, which has a number for it; nvidia-smi topo -m gives up on an error */
     struct gpu *gpu;
     nvmlReturn_t result = begin_device(device, &gpu);
-    return end(result == NVML_SUCCESS ? give_number(gpu->brand, brand) : result);
+    return end(result == NVML_SUCCESS ? give_number(gpu->brand == ABSENT ? BRAND_UNKNOWN : gpu->brand, brand) : result);
 }
 
 /* ---- what a GPU is ---- */

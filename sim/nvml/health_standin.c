@@ -64,11 +64,15 @@ static uint64_t *ecc_counter(struct gpu *gpu, unsigned type, unsigned counter) {
     return type == CORRECTED ? &gpu->ecc_aggregate_corrected : &gpu->ecc_aggregate_uncorrected;
 }
 
+static nvmlReturn_t check_ecc(const struct gpu *gpu, unsigned type, unsigned counter) {
+    if (type >= ERROR_TYPES || counter >= COUNTERS)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    return gpu->ecc_current == 1 ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
+}
+
 static nvmlReturn_t begin_ecc(nvmlDevice_t device, unsigned type, unsigned counter, struct gpu **gpu) {
     nvmlReturn_t result = begin_gpu(device, gpu);
-    if (result == NVML_SUCCESS && (type >= ERROR_TYPES || counter >= COUNTERS))
-        return NVML_ERROR_INVALID_ARGUMENT;
-    return result == NVML_SUCCESS && (*gpu)->ecc_current != 1 ? NVML_ERROR_NOT_SUPPORTED : result;
+    return result == NVML_SUCCESS ? check_ecc(*gpu, type, counter) : result;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetTotalEccErrors(
@@ -78,13 +82,17 @@ EXPORT nvmlReturn_t nvmlDeviceGetTotalEccErrors(
     return end(result == NVML_SUCCESS ? give_long(*ecc_counter(gpu, type, counter), count) : result);
 }
 
-/* Errors are simulated in the memory of the device alone. Ampere and later tell its SRAM apart, as one place. */
+/* Errors are simulated in the memory of the device alone. Ampere and later tell its SRAM apart, as one place. Of a MIG device only
+ * the uncorrected errors since the driver was loaded, and not those of the memory, are told (NVML API Reference Guide). */
 EXPORT nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(
     nvmlDevice_t device, unsigned type, unsigned counter, unsigned location, unsigned long long *count) {
     struct gpu *gpu;
-    nvmlReturn_t result = begin_ecc(device, type, counter, &gpu);
-    if (result == NVML_SUCCESS && location >= LOCATIONS)
-        result = NVML_ERROR_INVALID_ARGUMENT;
+    nvmlReturn_t result = begin_device(device, &gpu);
+    if (result == NVML_SUCCESS)
+        result = location >= LOCATIONS ? NVML_ERROR_INVALID_ARGUMENT : check_ecc(gpu, type, counter);
+    if (result == NVML_SUCCESS && is_mig_device(device) &&
+        (type == CORRECTED || counter != SINCE_DRIVER_LOAD || location == LOCATION_MEMORY))
+        result = NVML_ERROR_NOT_SUPPORTED;
     if (result != NVML_SUCCESS)
         return end(result);
     bool has_sram = gpu->architecture != ABSENT && gpu->architecture >= ARCHITECTURE_AMPERE;

@@ -12,20 +12,25 @@ typedef struct {
 
 _Static_assert(sizeof(nvmlPciInfo_t) == 68, "as in pynvml");
 
+enum { LINKS_OF_NVML = 18 }; /* NVML_NVLINK_MAX_LINKS of drivers 450 to 580 */
+
 bool link_is_active(const struct gpu *gpu, size_t link) {
     /* On Ampere MIG switches the links to NVSwitches off; later GPUs keep them, and do not use them (Fabric Manager guide). */
     bool trained_off = gpu->mig_current == 1 && gpu->architecture == ARCHITECTURE_AMPERE && gpu->nvlinks[link].to_switch;
     return gpu->nvlinks[link].exists && !gpu->nvlinks[link].down && !trained_off;
 }
 
-/* Begins a call about one link. */
+/* Begins a call about one link. One that NVML knows and this GPU has not is NOT_SUPPORTED: anything else makes nvidia-smi topo -m
+ * give up on a GPU with fewer. */
 static nvmlReturn_t begin_link(nvmlDevice_t device, unsigned link, struct gpu **gpu) {
     nvmlReturn_t result = begin_gpu(device, gpu);
     if (result != NVML_SUCCESS)
         return result;
     if ((*gpu)->nvlinks_count == 0)
         return NVML_ERROR_NOT_SUPPORTED;
-    return link < (*gpu)->nvlinks_count ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
+    if (link < (*gpu)->nvlinks_count)
+        return NVML_SUCCESS;
+    return link < LINKS_OF_NVML ? NVML_ERROR_NOT_SUPPORTED : NVML_ERROR_INVALID_ARGUMENT;
 }
 
 /* ---- NVLink ---- */

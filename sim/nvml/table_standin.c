@@ -44,7 +44,7 @@ static nvmlReturn_t give_processes(nvmlDevice_t device, char type, unsigned *cou
     struct gpu *gpu;
     struct process_now found[MAX_PROCESSES];
     unsigned room = count == NULL ? 0 : *count;
-    nvmlReturn_t result = begin_gpu(device, &gpu);
+    nvmlReturn_t result = begin_device(device, &gpu);
     if (result == NVML_SUCCESS)
         result = count == NULL || entries == NULL ? NVML_ERROR_INVALID_ARGUMENT : list_processes(device, gpu, type, found, count);
     if (result == NVML_SUCCESS && room < *count)
