@@ -10,6 +10,9 @@ from pathlib import Path
 from sim.machine import sources
 from sim.machine.common import Sim, read_json, run, write_atomically
 
+KEY_KINDS = ("ecdsa", "ed25519")
+"""Of host keys; finding the primes of an RSA key would take longer than all else about a new machine."""
+
 
 def key_file(sim: Sim) -> Path:
     """Return the private key that opens every machine of the simulation."""
@@ -54,7 +57,9 @@ def give(sim: Sim, root: Path, name: str, address: str) -> list[str]:
     (ssh / "authorized_keys").chmod(0o600)
     for old in (root / "etc/ssh").glob("ssh_host_*"):
         old.unlink()
-    run(["ssh-keygen", "-q", "-A", "-f", str(root)])
+    for kind in KEY_KINDS:
+        file = root / f"etc/ssh/ssh_host_{kind}_key"
+        run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-C", f"root@{name}", "-f", str(file)])
     keys = sorted((root / "etc/ssh").glob("ssh_host_*_key.pub"))
     return [" ".join(key.read_text().split()[:2]) for key in keys]
 
