@@ -268,12 +268,14 @@ EXPORT nvmlReturn_t nvmlDeviceOnSameBoard(nvmlDevice_t device, nvmlDevice_t othe
 static void write_address(const struct gpu *gpu, char *text, size_t size) {
     const char *form = size == 16 ? "%04X:%02X:%02X.0" : "%08X:%02X:%02X.0";
     unsigned domain = size == 16 ? gpu->domain & 0xffff : gpu->domain;
-    char address[32];
+    char address[32] = ""; /* the rest of the buffer is not left to chance */
     snprintf(address, sizeof(address), form, domain, gpu->bus & 0xff, gpu->device & 0x1f);
     memcpy(text, address, size == 16 ? 16 : 32);
 }
 
-static unsigned subsystem_of(const struct gpu *gpu) { return gpu->pci_subsystem_id == ABSENT ? 0 : (unsigned)gpu->pci_subsystem_id; }
+static unsigned subsystem_of(const struct gpu *gpu) {
+    return gpu->pci_subsystem_id == ABSENT ? 0 : (unsigned)gpu->pci_subsystem_id;
+}
 
 EXPORT nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci) {
     struct gpu *gpu;

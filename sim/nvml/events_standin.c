@@ -29,8 +29,9 @@ void forget_event_sets(void) { memset(sets, 0, sizeof(sets)); }
 
 static nvmlReturn_t check_set(nvmlEventSet_t set) {
     const char *place = (const char *)set;
-    bool inside = place >= (char *)sets && place < (char *)(sets + MAX_SETS) && (size_t)(place - (char *)sets) % sizeof(*set) == 0;
-    return inside && set->exists ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
+    bool inside = place >= (char *)sets && place < (char *)(sets + MAX_SETS);
+    bool at_start = inside && (size_t)(place - (char *)sets) % sizeof(*set) == 0;
+    return at_start && set->exists ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
 }
 
 EXPORT nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set) {

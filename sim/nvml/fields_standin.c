@@ -150,7 +150,7 @@ static struct answer of_link(const struct gpu *gpu, unsigned id, unsigned link) 
     case NVLINK_ERROR_DL_RECOVERY: return (struct answer){UNSIGNED_LONG_LONG, link_errors(gpu, link, LINK_RECOVERIES)};
     case NVLINK_ERROR_DL_CRC: return (struct answer){UNSIGNED_LONG_LONG, link_errors(gpu, link, LINK_CRC)};
     case NVLINK_GET_STATE: return (struct answer){UNSIGNED_INT, link_is_active(gpu, link)};
-    case NVLINK_GET_VERSION: return (struct answer){UNSIGNED_INT, gpu->nvlink_version};
+    case NVLINK_GET_VERSION: return (struct answer){UNSIGNED_INT, link_version(gpu)};
     default: return (struct answer){UNSIGNED_INT, link_is_active(gpu, link) ? gpu->nvlink_mbps : 0};
     }
 }

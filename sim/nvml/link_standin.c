@@ -20,6 +20,11 @@ bool link_is_active(const struct gpu *gpu, size_t link) {
     return gpu->nvlinks[link].exists && !gpu->nvlinks[link].down && !trained_off;
 }
 
+uint64_t link_version(const struct gpu *gpu) {
+    static const uint64_t versions[] = {ABSENT, 1, 2, 4, 6, 7, 8}; /* NVML_NVLINK_VERSION_*, by generation */
+    return gpu->nvlink_version < sizeof(versions) / sizeof(versions[0]) ? versions[gpu->nvlink_version] : ABSENT;
+}
+
 /* Begins a call about one link. One that NVML knows and this GPU has not is NOT_SUPPORTED: anything else makes nvidia-smi topo -m
  * give up on a GPU with fewer. */
 static nvmlReturn_t begin_link(nvmlDevice_t device, unsigned link, struct gpu **gpu) {
@@ -44,7 +49,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned link,
 EXPORT nvmlReturn_t nvmlDeviceGetNvLinkVersion(nvmlDevice_t device, unsigned link, unsigned *version) {
     struct gpu *gpu;
     nvmlReturn_t result = begin_link(device, link, &gpu);
-    return end(result == NVML_SUCCESS ? give_number(gpu->nvlink_version, version) : result);
+    return end(result == NVML_SUCCESS ? give_number(link_version(gpu), version) : result);
 }
 
 /* Links of datacenter GPUs can do all of it. */
@@ -76,7 +81,9 @@ EXPORT nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, uns
         return end(result);
     *pci = (nvmlPciInfo_t){0};
     state_parse_address(gpu->nvlinks[link].address, &pci->domain, &pci->bus, &pci->device);
-    snprintf(pci->busIdLegacy, sizeof(pci->busIdLegacy), "%04X:%02X:%02X.0", pci->domain & 0xffff, pci->bus & 0xff, pci->device & 0x1f);
+    snprintf(
+        pci->busIdLegacy, sizeof(pci->busIdLegacy), "%04X:%02X:%02X.0", pci->domain & 0xffff, pci->bus & 0xff,
+        pci->device & 0x1f);
     snprintf(pci->busId, sizeof(pci->busId), "%08X:%02X:%02X.0", pci->domain, pci->bus, pci->device);
     for (size_t i = 0; i < current.gpus_count; i++) {
         const struct gpu *other = &current.gpus[i];
@@ -164,7 +171,8 @@ EXPORT nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t device, nvmlDevice_t oth
     if (result != NVML_SUCCESS)
         return end(result);
     bool nvlink = joined_by_nvlink(gpu, other_gpu);
-    bool pcie = gpu->pcie_peer_to_peer == 1 && other_gpu->pcie_peer_to_peer == 1 && gpu->mig_current != 1 && other_gpu->mig_current != 1;
+    bool divided = gpu->mig_current == 1 || other_gpu->mig_current == 1;
+    bool pcie = gpu->pcie_peer_to_peer == 1 && other_gpu->pcie_peer_to_peer == 1 && !divided;
     bool able = capability == NVLINK || capability == ATOMICS ? nvlink : capability == PCI ? pcie : nvlink || pcie;
     return end(give_number(able ? OK : NOT_SUPPORTED, status));
 }
@@ -192,7 +200,8 @@ EXPORT nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t device, nvm
 }
 
 /* The other GPUs that are at least as near as a level. */
-EXPORT nvmlReturn_t nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t device, unsigned level, unsigned *count, nvmlDevice_t *nearest) {
+EXPORT nvmlReturn_t nvmlDeviceGetTopologyNearestGpus(
+    nvmlDevice_t device, unsigned level, unsigned *count, nvmlDevice_t *nearest) {
     struct gpu *gpu;
     nvmlReturn_t result = begin_gpu(device, &gpu);
     if (result == NVML_SUCCESS && (count == NULL || level > TOPOLOGY_SYSTEM || level % 10 != 0))

@@ -133,6 +133,9 @@ unsigned links_to_switches(const struct gpu *gpu);
 unsigned links_to_gpu(const struct gpu *gpu, const struct gpu *other);
 bool joined_by_nvlink(const struct gpu *gpu, const struct gpu *other);
 
+/* Which NVML_NVLINK_VERSION_* the links of a GPU are; ABSENT where the state does not say. */
+uint64_t link_version(const struct gpu *gpu);
+
 /* How often a link erred; ABSENT where the state does not say. */
 enum link_error { LINK_REPLAYS, LINK_RECOVERIES, LINK_CRC };
 uint64_t link_errors(const struct gpu *gpu, size_t link, enum link_error error);

@@ -262,13 +262,15 @@ enum { SAMPLING_MICROSECONDS = 167000 }; /* the longest of the API reference: a 
 EXPORT nvmlReturn_t nvmlDeviceGetEncoderUtilization(nvmlDevice_t device, unsigned *percent, unsigned *microseconds) {
     struct gpu *gpu;
     nvmlReturn_t result = begin_load(device, &gpu);
-    return end(
-        result == NVML_SUCCESS ? give_pair(gpu->utilization_encoder_percent, SAMPLING_MICROSECONDS, percent, microseconds) : result);
+    if (result != NVML_SUCCESS)
+        return end(result);
+    return end(give_pair(gpu->utilization_encoder_percent, SAMPLING_MICROSECONDS, percent, microseconds));
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetDecoderUtilization(nvmlDevice_t device, unsigned *percent, unsigned *microseconds) {
     struct gpu *gpu;
     nvmlReturn_t result = begin_load(device, &gpu);
-    return end(
-        result == NVML_SUCCESS ? give_pair(gpu->utilization_decoder_percent, SAMPLING_MICROSECONDS, percent, microseconds) : result);
+    if (result != NVML_SUCCESS)
+        return end(result);
+    return end(give_pair(gpu->utilization_decoder_percent, SAMPLING_MICROSECONDS, percent, microseconds));
 }

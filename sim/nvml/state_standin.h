@@ -99,7 +99,7 @@ struct gpu {
     uint64_t clock_graphics, clock_sm, clock_memory, clock_video;
     uint64_t clock_graphics_max, clock_sm_max, clock_memory_max, clock_video_max;
     uint64_t performance_state, throttle_reasons;
-    uint64_t violation_power_nanoseconds, violation_thermal_nanoseconds; /* how long clocks were held down since the driver loaded */
+    uint64_t violation_power_nanoseconds, violation_thermal_nanoseconds; /* how long clocks were held down */
     uint64_t power_milliwatts, power_limit_milliwatts, power_limit_default_milliwatts;
     uint64_t power_limit_min_milliwatts, power_limit_max_milliwatts, energy_millijoules;
     uint64_t temperature_celsius, temperature_memory_celsius;
@@ -123,7 +123,7 @@ struct gpu {
     uint64_t pcie_switch;         /* GPUs of one number share a PCIe switch */
     uint64_t pcie_peer_to_peer;   /* 1: two GPUs that are joined by PCIe alone reach each other's memory */
     /* NVLink and fabric */
-    uint64_t nvlink_version, nvlink_mbps;
+    uint64_t nvlink_version, nvlink_mbps; /* the generation, 1 to 6; of one link */
     uint64_t nvlink_replay_errors, nvlink_recovery_errors, nvlink_crc_errors;
     struct nvlink nvlinks[MAX_LINKS];
     size_t nvlinks_count;

@@ -16,12 +16,18 @@ from sim.hardware.state_text import render_state
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
+CACHE = CHECKOUT / ".cache/standin"
+
+
 def library_directory(place: Path, *flags: str) -> Path:
     """Compile the stand-in as the installer does, with more flags if given; the directory is for LD_LIBRARY_PATH."""
     place.mkdir(parents=True, exist_ok=True)
+    target = place / "libnvidia-ml.so.1"
+    if not flags:
+        target.symlink_to(install.compile_library(CACHE))
+        return place
     sources = [str(source) for source in sorted(install.SOURCES.glob("*.c"))]
-    target = str(place / "libnvidia-ml.so.1")
-    subprocess.run([install.COMPILER, *install.FLAGS, *flags, "-o", target, *sources], check=True)
+    subprocess.run([install.COMPILER, *install.FLAGS, *flags, "-o", str(target), *sources], check=True)
     return place
 
 
@@ -33,6 +39,14 @@ def state(preset: str = "h100-80gb-sxm-x8", **replacements: str) -> str:
         new = [f"{key} = {value}"] if value else []
         lines = [part for line in lines for part in (new if line.startswith(f"{key} = ") else [line])]
     return "\n".join(lines) + "\n"
+
+
+def with_lines(text: str, gpu: int, *lines: str) -> str:
+    """Add lines to the section of one GPU; of a key that stands twice the later line holds."""
+    sections = text.split("\n[")
+    (index,) = [number for number, section in enumerate(sections) if section.startswith(f"gpu {gpu}]\n")]
+    sections[index] = "\n".join([sections[index].rstrip("\n"), *lines, ""])
+    return "\n[".join(sections)
 
 
 def python(code: str, library: Path, state_file: Path) -> Any:
