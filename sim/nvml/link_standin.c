@@ -145,6 +145,14 @@ unsigned links_to_gpu(const struct gpu *gpu, const struct gpu *other) {
     return count;
 }
 
+/* GPUs of an NVSwitch board that the fabric does not join have no peers: they do not fall back to PCIe (Fabric Manager guide). */
+static bool has_switch(const struct gpu *gpu) {
+    for (size_t i = 0; i < gpu->nvlinks_count; i++)
+        if (gpu->nvlinks[i].to_switch)
+            return true;
+    return false;
+}
+
 /* A fabric carries nothing before a GPU has been registered with it. */
 static bool fabric_is_ready(const struct gpu *gpu) {
     enum { NOT_SUPPORTED = 0, COMPLETED = 3 }; /* NVML_GPU_FABRIC_STATE_* */
@@ -173,7 +181,9 @@ EXPORT nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t device, nvmlDevice_t oth
     bool nvlink = joined_by_nvlink(gpu, other_gpu);
     bool divided = gpu->mig_current == 1 || other_gpu->mig_current == 1;
     bool pcie = gpu->pcie_peer_to_peer == 1 && other_gpu->pcie_peer_to_peer == 1 && !divided;
-    bool able = capability == NVLINK || capability == ATOMICS ? nvlink : capability == PCI ? pcie : nvlink || pcie;
+    bool able = capability == PCI ? pcie : nvlink;
+    if (capability == READ || capability == WRITE)
+        able = nvlink || (pcie && !(has_switch(gpu) && has_switch(other_gpu)));
     return end(give_number(able ? OK : NOT_SUPPORTED, status));
 }
 

@@ -344,7 +344,7 @@ def test_what_is_not_simulated_says_so_and_before_the_start_that_it_has_not_star
     file = tmp_path / "gpus.conf"
     file.write_text(state(), encoding="utf-8")
     source = (install.SOURCES / "stubs_standin.c").read_text(encoding="utf-8")
-    stubs = [name for name in re.findall(r"STUB\((nvml\w+)\)", source)]
+    stubs = re.findall(r"STUB\((nvml\w+)\)", source)
     code = f"""
 import json, ctypes, pynvml as N
 stubs = {stubs!r}

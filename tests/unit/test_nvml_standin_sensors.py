@@ -87,7 +87,8 @@ answer([code(N.nvmlDeviceSetPowerManagementLimit, gpu, 199999), code(N.nvmlDevic
         second(0, 350000, 0x100000c)])
 """
     assert asked(state(), code) == [
-        INVALID, INVALID, 0, 200000, 0, 350000, INVALID, UNSUPPORTED, INVALID, pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+        INVALID, INVALID, 0, 200000, 0, 350000, INVALID, UNSUPPORTED, INVALID,
+        pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
     ]  # fmt: skip
     assert "power_limit_milliwatts = 350000\n" in (tmp_path / "gpus.conf").read_text()
 
