@@ -16,7 +16,7 @@ from sim.gpusim import build, checking
 from sim.hardware import state_file
 from sim.hardware.refusal import RefusalError
 from sim.machine import doctor
-from sim.machine.common import CHECKOUT, REFUSED, SimError, write_atomically
+from sim.machine.common import CANNOT, CHECKOUT, REFUSED, SimError, write_atomically
 from sim.machine.servers import H100
 
 PYTHON = CHECKOUT / ".venv/bin/python"
@@ -105,5 +105,5 @@ def through_environment(argv: Sequence[str]) -> None:
     if Path(sys.prefix).resolve() == PYTHON.parents[1].resolve():
         return
     if not PYTHON.exists():
-        raise SimError("there is no .venv in this checkout", "run `./scripts/setup`", REFUSED)
+        raise SimError("there is no .venv in this checkout", "run `./scripts/setup`", CANNOT)
     os.execv(PYTHON, [str(PYTHON), str(CHECKOUT / "scripts/gpusim"), *argv])  # noqa: S606
