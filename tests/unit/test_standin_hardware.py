@@ -130,6 +130,24 @@ def test_without_a_driver_there_are_only_pci_devices(root: Path) -> None:
     assert [path for path in left if "nvidia-ml" in path or path.endswith(("gpus.conf", ".conf", "devices"))] == []
 
 
+@pytest.mark.parametrize("driver", [(), ("--no-driver",)])
+def test_debian_s_own_nvidia_smi_stays(root: Path, driver: tuple[str, ...]) -> None:
+    install(root)
+    smi = root / "usr/bin/nvidia-smi"
+    smi.unlink()
+    smi.symlink_to("/etc/alternatives/nvidia--nvidia-smi")  # as update-alternatives leaves it
+    assert install(root, *driver).returncode == 0
+
+    assert files(root)["usr/bin/nvidia-smi"] == "/etc/alternatives/nvidia--nvidia-smi"
+
+
+def test_the_stand_in_nvidia_smi_goes_with_the_driver(root: Path) -> None:
+    install(root)
+    install(root, "--no-driver")
+
+    assert [path for path in files(root) if "nvidia-smi" in path or path.endswith("/gpus-standin")] == []
+
+
 def test_no_two_machines_share_a_gpu(root: Path) -> None:
     server = load_server("h100-80gb-sxm-x8")
 
