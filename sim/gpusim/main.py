@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from sim.gpusim import hardware, machines, run
+from sim.gpusim.completion import print_completion
 from sim.gpusim.faults import FAULTS
 from sim.machine import doctor, image
 from sim.machine.common import FAILED, Sim, SimError
@@ -70,6 +71,11 @@ def parser() -> argparse.ArgumentParser:
     verb.add_argument("--state", default="", metavar="DIR", help="a folder that keeps the hardware for the next time")
     verb.add_argument("command", nargs="*", metavar="COMMAND")
     made.verb("presets", hardware.presets, "list the hardware that there is to choose from")
+    verb = made.verb(
+        "completion", print_completion, "print what completes these words in bash: source <(... completion)"
+    )
+    verb.add_argument("--machines", action="store_true", help=argparse.SUPPRESS)
+    verb.set_defaults(verbs=list(made.verbs.choices))
     return made.top
 
 

@@ -262,3 +262,20 @@ def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split()[0] for line in done.stdout.splitlines()] == sorted(
         file.stem for file in (CHECKOUT / "sim/hardware/presets").glob("*.yaml")
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["fau"], "fault faults"),
+        (["fault", "h100-sg-01", "nv"], "nvlink-down"),
+        (["create", "x", "--preset", "a30"], "a30-x2"),
+        (["create", "x", "--suite", ""], "trixie bookworm"),
+    ],
+)
+def test_bash_completes_the_words(words: list[str], offered: str) -> None:
+    script = gpusim("completion").stdout
+    quoted = " ".join(f"'{word}'" for word in ["./scripts/gpusim", *words])
+    call = f"COMP_WORDS=({quoted}); COMP_CWORD={len(words)}; _gpusim; echo ${{COMPREPLY[@]}}"
+    done = subprocess.run(["bash", "-c", f"{script}\n{call}"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{offered}\n"

@@ -1,0 +1,54 @@
+"""What keeps the simulation away from servers with real GPUs."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.unit.standin import CHECKOUT
+
+FILES = CHECKOUT / "sim/hardware/files"
+PRODUCT = ("site.yml", "ansible.cfg", "playbooks", "roles", "plugins", "templates", "src", "inventories/example")
+
+
+def test_nothing_that_site_yml_runs_knows_the_simulation() -> None:
+    paths = [CHECKOUT / name for name in PRODUCT]
+    files = [file for path in paths for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file()]
+    assert len(files) > 100
+    known = (b"standin", b"sim/hardware", b"sim/nvml", b"sim/machine", b"sim.hardware", b"scripts/gpusim")
+    assert [str(file) for file in files if any(word in file.read_bytes() for word in known)] == []
+
+
+@pytest.mark.parametrize("unit", sorted(file.name for file in FILES.glob("*.service")))
+def test_every_unit_is_a_stand_in_for_containers_alone(unit: str) -> None:
+    assert "standin" in unit
+    lines = (FILES / unit).read_text(encoding="ascii").splitlines()
+    assert "ConditionVirtualization=container" in lines
+
+
+def test_real_hardware_ends_the_unit_before_it_changes_anything(tmp_path: Path) -> None:
+    bus = tmp_path / "bus"
+    (bus / "0000:17:00.0").mkdir(parents=True)
+    (bus / "0000:17:00.0/vendor").write_text("0x10de\n", encoding="ascii")
+    script = (FILES / "hardware-standin").read_text(encoding="utf-8")
+    for real, ours in (("/sys/bus/pci/devices", bus), ("/run/gpuready-standin", tmp_path / "run")):
+        assert real in script
+        script = script.replace(real, str(ours))
+    # Nothing else than grep is found: were the guard gone, nothing would be mounted on this machine.
+    grep = shutil.which("grep")
+    assert grep
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/grep").symlink_to(grep)
+    done = subprocess.run(
+        ["/bin/sh", "-s", "start"],
+        input=script,
+        env={"PATH": str(tmp_path / "bin")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == "hardware-standin: this machine has real NVIDIA hardware; nothing is simulated on it\n"
+    assert not (tmp_path / "run").exists()
