@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sim.gpusim import build, checking
-from sim.hardware import state_file
+from sim.hardware import install, state_file
 from sim.hardware.refusal import RefusalError
 from sim.machine import doctor
 from sim.machine.common import CANNOT, CHECKOUT, REFUSED, SimError, write_atomically
@@ -60,10 +60,8 @@ def _fill(folder: Path, preset: str) -> None:
 
 def compiled(preset: str, name: str) -> str:
     """Return the state file of a preset, or of an operator's own file, whose changes need no root."""
-    from sim.hardware.install import describe  # what reads YAML is only in the checkout's own environment
-
     try:
-        state = state_file.parse(describe(preset, name).state)
+        state = state_file.parse(install.describe(preset, name).state)
     except RefusalError as refusal:
         raise SimError(str(refusal), "", REFUSED) from None
     state.system.set("root_only", "0")
@@ -72,18 +70,18 @@ def compiled(preset: str, name: str) -> str:
 
 def environment(folder: Path) -> dict[str, str]:
     """Return the environment in which NVML is the simulated one."""
-    try:
-        library = build.library()
-    except RefusalError as refusal:
-        raise SimError(str(refusal), "", REFUSED) from None
-    found = folder / "lib/libnvidia-ml.so.1"
-    found.parent.mkdir(exist_ok=True)
-    found.unlink(missing_ok=True)
-    found.symlink_to(library)
+    library, smi = folder / "lib/libnvidia-ml.so.1", folder / "bin/nvidia-smi"
+    for link, target in ((library, build.library()), (smi, install.FILES / "nvidia-smi-standin")):
+        link.parent.mkdir(exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
     others = os.environ.get("LD_LIBRARY_PATH")
     return {
         **os.environ,
-        "LD_LIBRARY_PATH": f"{found.parent}:{others}" if others else str(found.parent),
+        "LD_LIBRARY_PATH": f"{library.parent}:{others}" if others else str(library.parent),
+        # Last: where Debian's own nvidia-smi is installed, that one is called.
+        "PATH": f"{os.environ.get('PATH', os.defpath)}:{smi.parent}",
+        "GPUREADY_STANDIN_PROGRAM": str(build.program()),
         state_file.PATH_VARIABLE: str(folder / "gpus.conf"),
     }
 

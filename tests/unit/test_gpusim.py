@@ -68,6 +68,14 @@ def test_a_folder_keeps_the_hardware_for_the_next_time(tmp_path: Path) -> None:
     assert again.stderr == f"{folder} holds a simulated server already; leave out --preset.\n"
 
 
+def test_a_gpu_can_be_reset_where_there_is_no_nvidia_smi(folder: Path) -> None:
+    done = gpusim(
+        "run", "--state", str(folder), "--", "/bin/sh", "-c", "PATH=/usr/bin:/bin:${PATH##*:}; nvidia-smi -r -i 0"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "GPU 0 (0000:3b:00.0) was reset.\n"
+
+
 def test_who_is_not_root_may_change_that_hardware(folder: Path) -> None:
     assert state_file.read(folder / "gpus.conf").system.get("root_only") == "0"
 
@@ -118,6 +126,7 @@ def test_without_an_environment_it_says_how_to_get_one(
 def test_show_says_what_there_is(call: Any, folder: Path) -> None:
     with state_file.change(folder / "gpus.conf") as state:
         gpu = state.gpus[1]
+        used = (gpu.number("memory_reserved_bytes") or 0) // 2**20 + 3072
         gpu.set("mig_current", "1")
         gpu.set("mig_pending", "0")
         gpu.add("gpu_instance", "3 0 0 1")
@@ -132,7 +141,7 @@ def test_show_says_what_there_is(call: Any, folder: Path) -> None:
     # What no GPU of the server has, such as NVLink, has no column.
     assert " ".join(lines[1].split()) == "GPU NAME PCI MEMORY MiB TEMP POWER W UTIL PCIe MIG STATE"
     assert "on, off after a reset" in lines[3]
-    assert "3072 of 24576" in lines[3]
+    assert f"{used} of 24576" in lines[3]
     assert "  GPU 1: instance 3, 1g.6gb, from slot 0, compute instances 0" in lines
     assert f"  GPU 1, instance 3.0: 3072 MiB, compute, process {os.getpid()} {sys.executable}" in lines
     assert "4194304" not in said
