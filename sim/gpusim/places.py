@@ -121,6 +121,7 @@ class InFolder:
 
     def start_process(self, unit: str) -> int:
         """Start it in a session of its own, and note who it is."""
+        self.stop_process(unit)  # one that a boot of the hardware has left over
         started = subprocess.Popen(
             [sys.executable, "-c", IDLE],
             stdin=subprocess.DEVNULL,

@@ -56,6 +56,11 @@ def _gpu(place: Place, index: int, gpu: Section) -> dict[str, Any]:
     now = int(time.time())
     processes = [one for value in gpu.all("process") if (one := _process(place, value, now))]
     reserved, used = gpu.number("memory_reserved_bytes") or 0, gpu.number("memory_used_bytes") or 0
+    left = (gpu.number("memory_total_bytes") or 0) - reserved - used
+    for one in processes:
+        # What grows ends where the memory does, as in the library.
+        one["bytes"] = min(one["bytes"], left)
+        left -= one["bytes"]
     links = [value.split() for value in gpu.all("nvlink")]
     return {
         "index": index,
@@ -94,7 +99,7 @@ def _process(place: Place, value: str, now: int) -> dict[str, Any] | None:
         return None
     size = int(used)
     if growth:
-        size += int(growth[0]) * max(0, now - int(growth[1])) // 60
+        size += int(growth[0]) // 60 * max(0, now - int(growth[1]))
     return {
         "pid": int(pid),
         "name": name,

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sim.gpusim import keys, run
+from sim.gpusim import keys, planting, run
 from sim.gpusim import main as cli
+from sim.gpusim.faults import FAULTS
 from sim.hardware import state_file
-from sim.machine import doctor
+from sim.machine import doctor, servers
 from sim.machine.common import CANNOT, REFUSED
 from tests.unit.standin import CHECKOUT
 
@@ -271,6 +272,19 @@ def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split()[0] for line in done.stdout.splitlines()] == sorted(
         file.stem for file in (CHECKOUT / "sim/hardware/presets").glob("*.yaml")
     )
+
+
+def test_the_page_tells_of_every_server_and_fault() -> None:
+    page = (CHECKOUT / "docs/simulator.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    firsts = {word.strip(" |,").split(" ")[0] for row in rows for word in row[0].split(",")}
+    assert {fault.name for fault in FAULTS} <= firsts
+    for name, server in servers.KNOWN.items():
+        (row,) = [row for row in rows if row[0] == f"| {name}"]
+        assert f"`{server.kind.preset}`" in row[2]
+        assert row[3] == f".{server.place} |"
+    options = {planting.flag(option.name) for fault in FAULTS for option in fault.options}
+    assert [option for option in sorted(options) if option not in page] == []
 
 
 @pytest.mark.parametrize(
