@@ -26,6 +26,7 @@ _Static_assert(sizeof(nvmlFieldValue_t) == 40, "as in pynvml");
 
 enum { UNSIGNED_INT = 1, UNSIGNED_LONG_LONG = 3, SIGNED_INT = 5 }; /* NVML_VALUE_TYPE_* */
 enum { POWER_SCOPE_GPU = 0 };                                      /* NVML_POWER_SCOPE_* */
+enum { RECOVERY_BY_RESET = 1, RECOVERY_BY_DRAIN_AND_RESET = 4 };   /* NVML_GPU_RECOVERY_ACTION_* */
 
 /* NVML_FI_DEV_*, by the names that pynvml gives them. */
 enum {
@@ -80,6 +81,8 @@ enum {
     TEMPERATURE_SLOWDOWN_TLIMIT = 194,
     TEMPERATURE_MEM_MAX_TLIMIT = 195,
     TEMPERATURE_GPU_MAX_TLIMIT = 196,
+    RESET_STATUS = 226,
+    DRAIN_AND_RESET_STATUS = 227,
     GET_GPU_RECOVERY_ACTION = 230,
 };
 
@@ -183,6 +186,10 @@ static struct answer answer_of(const struct gpu *gpu, unsigned id, unsigned scop
         return temperature(gpu, id);
     if (id >= POWER_AVERAGE && id <= POWER_REQUESTED_LIMIT && scope != POWER_SCOPE_GPU)
         return (struct answer){UNSIGNED_INT, ABSENT}; /* no module, no memory has a reading of its own */
+    if (id == RESET_STATUS || id == DRAIN_AND_RESET_STATUS) {
+        uint64_t action = id == RESET_STATUS ? RECOVERY_BY_RESET : RECOVERY_BY_DRAIN_AND_RESET;
+        return (struct answer){UNSIGNED_INT, gpu->recovery_action == ABSENT ? ABSENT : gpu->recovery_action == action};
+    }
     if (id == NVLINK_LINK_COUNT)
         return (struct answer){UNSIGNED_INT, gpu->nvlinks_count == 0 ? ABSENT : gpu->nvlinks_count};
     if (id == NVSWITCH_CONNECTED_LINK_COUNT)

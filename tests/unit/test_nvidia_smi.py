@@ -93,7 +93,6 @@ COLUMNS: dict[str, Callable[[Section], str | None]] = {
     "serial": lambda gpu: gpu.get("serial") or NO_ANSWER,
     "vbios_version": lambda gpu: gpu.get("vbios_version") or NO_ANSWER,
     "memory.total": lambda gpu: scaled(gpu, "memory_total_bytes", MIB),
-    "memory.reserved": lambda gpu: str((gpu.number("memory_reserved_bytes") or 0) // MIB),
     "power.limit": lambda gpu: scaled(gpu, "power_limit_milliwatts", 1000, 2),
     "power.draw": lambda gpu: scaled(gpu, "power_milliwatts", 1000, 2),
     "temperature.gpu": lambda gpu: scaled(gpu, "temperature_celsius", 1),
@@ -114,6 +113,12 @@ def test_the_csv_query_says_what_the_hardware_is(machine: Machine) -> None:
     for index, (gpu, row) in enumerate(zip(machine.gpus(), rows, strict=True)):
         expected = {"index": str(index), **{name: value(gpu) for name, value in COLUMNS.items()}}
         assert dict(zip(["index", *COLUMNS], row, strict=True)) == expected
+
+
+def test_reserved_memory_is_told(machine: Machine) -> None:
+    """535 rounds down to MiB, 550 rounds up."""
+    for gpu, (reserved,) in zip(machine.gpus(), machine.csv("memory.reserved"), strict=True):
+        assert abs(int(reserved) - (gpu.number("memory_reserved_bytes") or 0) / MIB) < 1
 
 
 def test_the_table_shows_driver_cuda_and_every_gpu(machine: Machine) -> None:
@@ -218,9 +223,29 @@ def test_the_device_monitor_shows_the_readings(machine: Machine) -> None:
 
 def test_a_lost_gpu_is_said_to_be_lost(h100: Machine) -> None:
     h100.set(3, lost=1)
+    for call in ((), ("--query-gpu=name", "--format=csv"), ("-r", "-i", "3")):
+        done = h100.run(*call)
+        assert (done.code, "device handle for GPU3: GPU is lost" in done.text) == (15, True)
+    listed = h100.run("-L")
+    assert (listed.code, listed.text.count("(UUID: GPU-")) == (15, 7)
+    assert h100.run("-q", "-i", "4").code == 0
+
+
+def test_a_library_that_is_not_the_driver_s_is_told(h100: Machine) -> None:
+    with state_file.change(h100.file) as state:
+        state.system.set("init_error", "18")
     done = h100.run()
-    assert done.code == 15
-    assert "GPU is lost" in done.text
+    assert (done.code, done.lines[0]) == (18, "Failed to initialize NVML: Driver/library version mismatch")
+
+
+def test_what_ails_a_gpu_is_told(h100: Machine) -> None:
+    h100.set(2, remap_pending=1, remapped_uncorrectable=2, throttle_reasons=0x40, recovery_action=1)
+    gpu = h100.xml().findall("gpu")[2]
+    assert gpu.findtext("remapped_rows/remapped_row_pending") == "Yes"
+    assert gpu.findtext("remapped_rows/remapped_row_unc") == "2"
+    reasons = {reason.tag.split("_reason_")[1] for reason in gpu.iter() if reason.text == "Active"}
+    assert "hw_thermal_slowdown" in reasons
+    assert re.search("Reset Required +: Yes", h100.run("-q", "-i", "2").text)
 
 
 def test_without_a_driver_it_says_so(program: Path, library: Path, tmp_path: Path) -> None:
