@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
@@ -24,6 +25,8 @@ class UnobtainableError(Exception):
 
 def fetch(suite: str) -> Path:
     """Return the program of a Debian release; download it the first time."""
+    if platform.machine() != "x86_64":
+        raise UnobtainableError(f"this machine is a {platform.machine()}, not an x86_64")
     program = CACHE / suite / "nvidia-smi"
     if program.exists():
         return program

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from sim.hardware import state_file
+from sim.hardware import install, state_file
 from sim.hardware.state_file import Section
 
 MIB = 1024 * 1024
+NO_ANSWER = "[N/A]"
 
 
 class Done(NamedTuple):
@@ -85,3 +86,16 @@ class Machine:
         done = self.run("mig", "-lgi", "-i", str(index))
         rows = [line.strip("|").split() for line in done.lines if line.startswith(f"|   {index}")]
         return [f"{row[-2]} {row[2]} {row[-1]}" for row in rows]
+
+
+def machine_of(preset: str, program: Path, library: Path, place: Path) -> Machine:
+    """Make a described server in a folder."""
+    file = place / "gpus.conf"
+    file.write_text(install.describe(preset, "h100-sg-01").state)
+    return Machine(program, library, file)
+
+
+def bus_id(gpu: Section) -> str:
+    """Return the PCI address as NVML writes it."""
+    domain, rest = str(gpu.get("pci_address")).split(":", 1)
+    return f"{int(domain, 16):08X}:{rest.upper()}"
