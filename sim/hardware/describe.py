@@ -38,8 +38,10 @@ for _tag, _pattern, _first in (
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Hashable, Any]:
     seen: set[Any] = set()
     for key, _value in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise yaml.constructor.ConstructorError(None, None, "a key is one word", key.start_mark)
         if key.value in seen:
-            raise yaml.constructor.ConstructorError(None, None, f"{key.value} stands twice", key.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, f"{_shown(key.value)} stands twice", key.start_mark)
         seen.add(key.value)
     return loader.construct_mapping(node, deep=True)
 
@@ -132,10 +134,15 @@ def _problem(model: type[BaseModel], error: Mapping[str, Any], inside: str) -> s
     return f"{key}{value}: {message[0].lower()}{message[1:]}"
 
 
+def _shown(text: str) -> str:
+    """Return a key as it may stand in a sentence: short, and nothing that a terminal acts on."""
+    return text if text.isprintable() and len(text) <= 60 else f"{text!r:.60}"
+
+
 def _dotted(place: Sequence[str | int]) -> str:
     text = ""
     for step in place:
-        text += f"[{step}]" if isinstance(step, int) else f".{step}"
+        text += f"[{step}]" if isinstance(step, int) else f".{_shown(step)}"
     return text.removeprefix(".")
 
 

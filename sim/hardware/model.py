@@ -37,14 +37,14 @@ def _word(numbers: Mapping[str, int]) -> Any:
 
     def check(word: str) -> str:
         if word not in numbers:
-            raise ValueError(f"{word} is none of {', '.join(numbers)}")
+            raise ValueError(f"none of {', '.join(numbers)}")
         return word
 
     return AfterValidator(check)
 
 
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
-Id16 = Annotated[int, Field(ge=0, le=0xFFFF)]
+Number16 = Annotated[int, Field(ge=0, le=0xFFFF)]
 Address = Annotated[str, _text(15, r"[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]", "a PCI address like 0000:1b:00.0")]
 Cpus = Annotated[str, _text(63, r"\d+(-\d+)?(,\d+(-\d+)?)*", "CPUs like 0-31,64-95")]
 Uuid = Annotated[str, _text(36, r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "a UUID in lower case")]
@@ -62,9 +62,9 @@ class Driver(Part):
 class GpuPci(Part):
     """The GPU as a PCI device; `generation` is the idle GPU's, which may be lower than its highest."""
 
-    device: Id16
-    subsystem_vendor: Id16
-    subsystem_device: Id16
+    device: Number16
+    subsystem_vendor: Number16
+    subsystem_device: Number16
     class_code: Annotated[int, Field(ge=0x030000, le=0x03FFFF)]
     revision: Annotated[int, Field(ge=0, le=0xFF)]
     generation: Annotated[int, Field(ge=1, le=6)] | None = None
@@ -132,13 +132,13 @@ class Profile(Part):
     id: Annotated[int, Field(ge=0, le=255)]
     slices: Annotated[int, Field(ge=1, le=8)]
     max: Annotated[int, Field(ge=1, le=12)]
-    multiprocessors: Count
-    copy_engines: Count
-    decoders: Count
-    encoders: Count
-    jpegs: Count
-    ofas: Count
-    memory_mib: Annotated[int, Field(gt=0, lt=1 << 32)]
+    multiprocessors: Number16
+    copy_engines: Number16
+    decoders: Number16
+    encoders: Number16
+    jpegs: Number16
+    ofas: Number16
+    memory_mib: Annotated[int, Field(gt=0, lt=1 << 31)]
     size: Annotated[int, Field(ge=1, le=12)]
     starts: Annotated[list[Annotated[int, Field(ge=0, le=11)]], Field(min_length=1, max_length=12)]
     derived: bool = False
@@ -233,12 +233,12 @@ class Device(Part):
 
     what: str
     address: Address
-    vendor: Id16
-    device: Id16
+    vendor: Number16
+    device: Number16
     class_code: Annotated[int, Field(ge=0, le=0xFFFFFF)]
     revision: Annotated[int, Field(ge=0, le=0xFF)] = 0
-    subsystem_vendor: Id16 | None = None
-    subsystem_device: Id16 | None = None
+    subsystem_vendor: Number16 | None = None
+    subsystem_device: Number16 | None = None
     numa_node: Annotated[int, Field(ge=0, le=255)] | None = None
 
 

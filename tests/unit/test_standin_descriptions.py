@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import subprocess
 from pathlib import Path
@@ -237,6 +238,7 @@ def test_more_gpus_than_the_library_holds_are_refused(tmp_path: Path) -> None:
         (b"- a\n- b\n", "is not a description: it holds no `key: value` at its top"),
         (b"a: [", "is not YAML in line 1: expected the node content, but found '<stream end>'"),
         (b"a: 1\nb: 2\na: 3\n", "is not YAML in line 3: a stands twice"),
+        (b"a: 1\n? [b]\n: 2\n", "is not YAML in line 2: a key is one word"),
         (b"a: !!python/object:os.system x\n", "is not YAML in line 1: could not determine a constructor for the tag "
          "'tag:yaml.org,2002:python/object:os.system'"),
         (b"a: \xff\n", "is not UTF-8 text"),
@@ -261,3 +263,32 @@ def test_names_that_are_not_there_are_refused(tmp_path: Path) -> None:
     file.write_text("gpu: h100\n", encoding="ascii")
     with pytest.raises(RefusalError, match=r"own\.yaml: gpu: there is no GPU 'h100'; known are: a100-40gb-pcie, "):
         describe.load_server(str(file))
+
+
+PARTS = re.compile(r"[^\s:,{}\[\]]+")
+INSTEAD = (
+    *("null", "true", "-1", "0", "1", "16", "0xffff", "99999999999999999999", "[]", "{}", "{a: 1}", '"x\\ty"'),
+    *("h100-80", "0000:1b:00.0", "ffff:ff:00.0", "0-7", "ü", "a" * 200, "9007199254740991", "!!binary aGk=", "&a [*a]"),
+    *("2026-01-01", ""),
+)  # fmt: skip
+
+
+def test_what_is_not_refused_is_right_for_the_library(program: Path, tmp_path: Path) -> None:
+    """One part of a good description is replaced at a time: a sentence, or a state file that the C code takes."""
+    chance = random.Random(4)  # noqa: S311 - the same parts every time
+    base = OWN.replace("table: h100-80", f"table: {TABLE}")
+    accepted, sentences = 0, [""]
+    for _ in range(400):
+        part = chance.choice(list(PARTS.finditer(base)))
+        text = base[: part.start()] + chance.choice(INSTEAD) + base[part.end() :]
+        try:
+            state = render_state(own(tmp_path, text), "mine")
+        except RefusalError as refusal:
+            sentences.append(str(refusal))
+            continue
+        accepted += 1
+        (tmp_path / "gpus.conf").write_text(state, encoding="ascii")
+        subprocess.run([str(program), "check", str(tmp_path / "gpus.conf")], check=True)
+
+    assert 20 <= accepted <= 200
+    assert [sentence for sentence in sentences if not sentence.isprintable() or len(sentence) > 500] == []
