@@ -18,7 +18,9 @@ typedef struct {
 } nvmlMarginTemperature_t;
 
 typedef struct {
-    unsigned version, powerScope, powerValueMw;
+    unsigned version;
+    unsigned char powerScope; /* pynvml passes four bytes, nvidia-smi sets only the first of them */
+    unsigned powerValueMw;
 } nvmlPowerValue_v2_t;
 
 typedef struct {

@@ -30,6 +30,11 @@ def test_the_power_limit_is_set_within_its_range(machine: Machine) -> None:
     assert f"should be between {lowest / 1000:.2f} W and {highest / 1000:.2f} W" in refused.text
 
 
+def test_the_power_limit_of_all_gpus_is_set(h100: Machine) -> None:
+    assert h100.run("-pl", "500").code == 0
+    assert h100.csv("power.limit") == [["500.00"]] * 8
+
+
 def test_ecc_waits_for_a_reset(h100: Machine) -> None:
     done = h100.run("-e", "0", "-i", "1")
     assert (done.code, "Reboot required" in done.text) == (0, True)
