@@ -29,6 +29,8 @@ from sim.machine.common import (
 )
 from sim.machine.servers import Kind
 
+from gpuready.spec.check import check_declaration
+
 
 @pytest.fixture
 def sim(tmp_path: Path) -> Sim:
@@ -214,6 +216,8 @@ def test_the_inventory_names_every_known_server_with_its_card() -> None:
         declared = yaml.safe_load((CHECKOUT / f"inventories/sim/group_vars/{group}.yml").read_text())
         shown = f"{declared['gpuready_gpu_model']}-x{declared['gpuready_gpu_count']}"
         assert servers.KNOWN[name].kind.preset == shown
+        of_roles = {"cuda": [key for key in declared if key.startswith("cuda_")]}
+        assert check_declaration(name, declared, of_roles)[1] == []
 
 
 def test_the_pool_is_sized_from_the_disk_and_refused_on_a_full_one(sim: Sim) -> None:
