@@ -210,11 +210,14 @@ static void start_again(struct gpu *gpu) {
         gpu->mig_current = gpu->mig_pending;
     if (gpu->ecc_current != ABSENT)
         gpu->ecc_current = gpu->ecc_pending;
-    for (size_t i = 0; i < 2; i++) {
-        uint64_t *counter = i == 0 ? &gpu->ecc_volatile_corrected : &gpu->ecc_volatile_uncorrected;
-        if (*counter != ABSENT)
-            *counter = 0;
-    }
+    uint64_t *const counters[] = {
+        &gpu->ecc_volatile_corrected,        &gpu->ecc_volatile_uncorrected, &gpu->violation_power_nanoseconds,
+        &gpu->violation_thermal_nanoseconds, &gpu->energy_millijoules,       &gpu->pcie_replays,
+        &gpu->nvlink_replay_errors,          &gpu->nvlink_recovery_errors,   &gpu->nvlink_crc_errors,
+    };
+    for (size_t i = 0; i < COUNT(counters); i++)
+        if (*counters[i] != ABSENT)
+            *counters[i] = 0;
     if (gpu->remap_pending != ABSENT)
         gpu->remap_pending = 0;
     if (gpu->retirement_pending != ABSENT)

@@ -94,6 +94,22 @@ def test_a_boot_loses_what_a_reboot_of_hopper_loses(program: Path, tmp_path: Pat
     assert (gpu.all("process"), gpu.number("ecc_volatile_uncorrected"), gpu.number("compute_mode")) == ([], 0, 0)
 
 
+def test_what_is_counted_since_the_driver_loaded_begins_again_and_what_is_kept_stays(
+    program: Path, tmp_path: Path
+) -> None:
+    since_load = ("ecc_volatile_corrected", "violation_thermal_nanoseconds", "energy_millijoules", "pcie_replays")
+    since_load += ("nvlink_replay_errors", "nvlink_recovery_errors", "nvlink_crc_errors")
+    kept = ("ecc_aggregate_corrected", "remapped_uncorrectable", "temperature_celsius")
+    text = with_lines(state(), 0, *(f"{key} = 7" for key in (*since_load, *kept)), "violation_power_nanoseconds = -")
+    gpus = gpus_of(text, program, tmp_path)
+    assert gpus.run("boot").returncode == 0
+    gpu = gpus.state().gpus[0]
+
+    assert {key: gpu.number(key) for key in since_load} == dict.fromkeys(since_load, 0)
+    assert {key: gpu.number(key) for key in kept} == dict.fromkeys(kept, 7)
+    assert gpu.number("violation_power_nanoseconds") is None
+
+
 def test_a_boot_of_ampere_keeps_the_mode_and_loses_the_instances(program: Path, tmp_path: Path) -> None:
     text = with_lines(state("a100-80gb-sxm-x8"), 0, *INSTANCE)
     gpus = gpus_of(with_lines(text, 1, "mig_pending = 1"), program, tmp_path)

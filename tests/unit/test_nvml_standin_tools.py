@@ -1,4 +1,4 @@
-"""nvitop and gpustat, as they are published, on every described server: they find what its state file says."""
+"""pynvml, nvitop and gpustat, as they are published, on every described server: they find what its state file says."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pynvml
 import pytest
 from sim.hardware import install
 from sim.hardware.state_file import Section, parse
@@ -40,6 +41,35 @@ for slices in (sizes[-2] if len(sizes) < 5 else 3, sizes[0]):
     made.append([N.nvmlGpuInstanceGetInfo(instance).id, by_slices[slices].name.removeprefix("MIG ")])
 answer(made)
 """
+
+
+# Every question of pynvml that takes a handle alone, with the error of those that are not answered.
+EVERYTHING = """
+import inspect
+
+def needs(function):
+    parameters = inspect.signature(function).parameters.values()
+    return len([one for one in parameters if one.default is one.empty])
+
+def errors(device):
+    found = {}
+    for name, function in inspect.getmembers(N, inspect.isfunction):
+        if name.startswith("nvmlDeviceGet") and "Handle" not in name and needs(function) == 1:
+            found[name] = code(function, device)
+    return found
+
+answer([errors(N.nvmlDeviceGetHandleByIndex(index)) for index in range(N.nvmlDeviceGetCount())])
+"""
+# What every datacenter card answers, whatever its age.
+ALWAYS = {
+    "nvmlDeviceGetName", "nvmlDeviceGetUUID", "nvmlDeviceGetSerial", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetPciInfo",
+    "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetBAR1MemoryInfo", "nvmlDeviceGetComputeRunningProcesses",
+    "nvmlDeviceGetGraphicsRunningProcesses", "nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetArchitecture",
+    "nvmlDeviceGetBrand", "nvmlDeviceGetPersistenceMode", "nvmlDeviceGetComputeMode", "nvmlDeviceGetPerformanceState",
+    "nvmlDeviceGetPowerUsage", "nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetUtilizationRates",
+    "nvmlDeviceGetEccMode", "nvmlDeviceGetMaxPcieLinkGeneration", "nvmlDeviceGetMaxPcieLinkWidth",
+    "nvmlDeviceGetSupportedEventTypes", "nvmlDeviceGetNumGpuCores", "nvmlDeviceGetMemoryBusWidth",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +108,16 @@ def number_of(gpu: Section, key: str) -> int:
     number = gpu.number(key)
     assert number is not None, key
     return number
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_question_of_pynvml_is_answered_or_not_supported(library: Path, tmp_path: Path, preset: str) -> None:
+    found = ask(library, tmp_path, state(preset), EVERYTHING)
+
+    for errors in found:
+        assert set(errors.values()) == {0, pynvml.NVML_ERROR_NOT_SUPPORTED}, errors
+        assert {name: errors[name] for name in ALWAYS} == dict.fromkeys(ALWAYS, 0)
+        assert len(errors) > 80
 
 
 @pytest.mark.parametrize("preset", PRESETS)
