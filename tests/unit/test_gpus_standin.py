@@ -97,8 +97,8 @@ def test_a_boot_loses_what_a_reboot_of_hopper_loses(program: Path, tmp_path: Pat
 def test_what_is_counted_since_the_driver_loaded_begins_again_and_what_is_kept_stays(
     program: Path, tmp_path: Path
 ) -> None:
-    since_load = ("ecc_volatile_corrected", "violation_thermal_nanoseconds", "energy_millijoules", "pcie_replays")
-    since_load += ("nvlink_replay_errors", "nvlink_recovery_errors", "nvlink_crc_errors")
+    since_load = ["ecc_volatile_corrected", "violation_thermal_nanoseconds", "energy_millijoules", "pcie_replays"]
+    since_load += ["nvlink_replay_errors", "nvlink_recovery_errors", "nvlink_crc_errors"]
     kept = ("ecc_aggregate_corrected", "remapped_uncorrectable", "temperature_celsius")
     text = with_lines(state(), 0, *(f"{key} = 7" for key in (*since_load, *kept)), "violation_power_nanoseconds = -")
     gpus = gpus_of(text, program, tmp_path)
