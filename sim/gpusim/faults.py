@@ -61,7 +61,7 @@ class Option:
     name: str
     what: str
     default: str | int | None = None
-    """None: it must be given. Its type is the option's."""
+    """None: it must be given. Else what an effect can say, or empty."""
     number: bool = True
 
 
@@ -229,8 +229,8 @@ FAULTS = (
         "the PCIe link has fallen back to fewer lanes or an older generation",
         Effect(until_clear={"pcie_width": "{width}", "pcie_generation": "{generation}"}, needs=(PCIE,)),
         options=(
-            Option("width", "its lanes", "50%pcie_width_max", number=False),
-            Option("generation", "its generation (default: as it is)", "", number=False),
+            Option("width", "its lanes (default: half of them)", "50%pcie_width_max"),
+            Option("generation", "its generation (default: as it is)", ""),
         ),
     ),
 )

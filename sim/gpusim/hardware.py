@@ -127,7 +127,7 @@ def faults(_args: argparse.Namespace) -> None:
     for fault in FAULTS:
         print(f"{fault.name:24} {fault.what}")
         for option in fault.options:
-            default = "" if option.default in (None, "") else f" ({option.default})"
+            default = f" ({option.default})" if isinstance(option.default, int) else ""
             print(f"{'':24}   {planting.flag(option.name)}: {option.what}{default}")
 
 

@@ -151,14 +151,24 @@ def find(name: str, folder: str) -> Place:
 
 def read(place: Place) -> state_file.State:
     """Return the state of the hardware there."""
+    if not place.file.exists():
+        raise SimError(f"{place.title} has no simulated driver ({place.file} is missing)", "", REFUSED)
+    refuse_damaged(place.file)
     try:
         return state_file.read(place.file)
-    except FileNotFoundError:
-        raise SimError(f"{place.title} has no simulated driver ({place.file} is missing)", "", REFUSED) from None
     except state_file.StateError as problem:
-        raise SimError(
-            f"{place.file}: {problem}", "mend it, or make the server anew (`destroy`, then `create`)", REFUSED
-        ) from None
+        raise _damaged(place.file, str(problem)) from None
+
+
+def refuse_damaged(file: Path) -> None:
+    """Refuse a file that the library itself cannot read."""
+    problem = checking.problem(file)
+    if problem:
+        raise _damaged(file, problem)
+
+
+def _damaged(file: Path, problem: str) -> SimError:
+    return SimError(f"{file}: {problem}", "mend it, or make the server anew", REFUSED)
 
 
 @contextlib.contextmanager
@@ -166,7 +176,7 @@ def changing(place: Place) -> Iterator[state_file.State]:
     """Give the state to be edited; it lands when the library's own reader accepts it, and not at all otherwise."""
     read(place)
     try:
-        with state_file.change(place.file, checking.check) as state:
+        with state_file.change(place.file, checking.refuse_draft) as state:
             yield state
     except state_file.StateError as problem:
         raise SimError(f"{place.file}: {problem}", "nothing was changed", REFUSED) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -40,17 +41,20 @@ def complete(fault: Fault, given: Values) -> Values:
         if name not in allowed:
             can = ", ".join(map(flag, allowed)) or "none"
             raise SimError(f"{fault.name} has no option {flag(name)}", f"its options: {can}", REFUSED)
-    values = {option.name: given.get(option.name, option.default) for option in fault.options}
     for option in fault.options:
-        _refuse_value(fault, option, values[option.name])
-    return {name: value for name, value in values.items() if value is not None}
+        if option.name in given:
+            _refuse_value(option, given[option.name])
+        elif option.default is None:
+            raise SimError(f"{fault.name} needs {flag(option.name)} ({option.what})", "give a whole number", REFUSED)
+    return {option.name: given.get(option.name, option.default or "") for option in fault.options}
 
 
-def _refuse_value(fault: Fault, option: Option, value: str | int | None) -> None:
-    if value is None:
-        raise SimError(f"{fault.name} needs {flag(option.name)} ({option.what})", "give a whole number", REFUSED)
-    if isinstance(value, int) and not 0 <= value < 1 << 32:
+def _refuse_value(option: Option, value: str | int) -> None:
+    """Refuse what no option can be; what is possible on this very hardware is the library's to say."""
+    if option.number and not (isinstance(value, int) and 0 <= value < 1 << 32):
         raise SimError(f"{flag(option.name)} {value} is out of range", "give a whole number from 0", REFUSED)
+    if not option.number and not re.fullmatch(r"[A-Za-z0-9_-]{1,31}", str(value)):
+        raise SimError(f"{flag(option.name)} {value} is not a name", "give letters, digits and _", REFUSED)
 
 
 def _effect(fault: Fault, values: Values) -> tuple[Effect, dict[int, str]]:
@@ -115,7 +119,7 @@ def _lines(gpu: Section, changes: Mapping[str, str], values: Values) -> list[tup
         name = key.removesuffix("?")
         said = form.format(**values)
         if said and (name == key or gpu.get(name) is not None):
-            lines.append((name, _value(gpu, name, said.format(**values))))
+            lines.append((name, _value(gpu, name, said)))
     return lines
 
 

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from sim.gpusim import build, checking
+from sim.gpusim import build, places
 from sim.hardware import install, state_file
 from sim.hardware.refusal import RefusalError
 from sim.machine import doctor
@@ -49,7 +49,7 @@ def _fill(folder: Path, preset: str) -> None:
     if file.exists():
         if preset:
             raise SimError(f"{folder} holds a simulated server already", "leave out --preset", REFUSED)
-        checking.check(file)
+        places.refuse_damaged(file)
         return
     if folder.exists() and any(folder.iterdir()):
         raise SimError(f"{folder} holds files that are not a simulated server's", "name another folder", REFUSED)

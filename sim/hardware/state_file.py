@@ -20,6 +20,8 @@ NOTE = "# Simulated hardware. What each key means: state_standin.h, docs/simulat
 PATH = "/var/lib/gpuready-standin/gpus.conf"
 PATH_VARIABLE = "GPUREADY_STANDIN_STATE"
 EVENTS_KEPT = 64
+HEADS = ((["system"], 1), (["gpu"], 2), (["fault"], 3))
+"""How a section's title begins, and how many words it has."""
 LISTS = frozenset({"event", "process", "profile", "gpu_instance", "compute_instance", "nvlink", "nvlink_down"})
 """The keys that may stand more than once."""
 
@@ -144,7 +146,8 @@ def parse(text: str) -> State:
             continue
         if line.startswith("["):
             title = line[1:-1].strip()
-            if not line.endswith("]") or title.split()[:1] not in (["system"], ["gpu"], ["fault"]):
+            words = title.split()
+            if not line.endswith("]") or (words[:1], len(words)) not in HEADS:
                 raise StateError(
                     f"line {number}: a section is [system], [gpu N], [fault NAME N] or [fault NAME system]"
                 )

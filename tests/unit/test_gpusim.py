@@ -165,8 +165,11 @@ def test_show_as_json_and_of_one_gpu(call: Any) -> None:
     ("text", "said"),
     [
         ("gpuready-standin 1\n", "line 1: not `gpuready-standin 2`; mend it, or make the server anew"),
-        ("gpuready-standin 2\n[system]\nnonsense\n", "line 3: neither a section nor `key = value` under one; "),
+        ("gpuready-standin 2\n[system]\nnonsense\n", "line 3: neither a section nor `key = value`; mend it"),
+        ("gpuready-standin 2\n[system]\n[gpu 0]\nprocess = x\n", "line 4: a process is `process = PID BYTES"),
+        ("gpuready-standin 2\n[fault x]\n", "line 2: a fault begins with [fault NAME GPU] or [fault NAME system]; "),
         ("\0\xff", "gpus.conf: "),
+        (run.compiled("t4-x1", "test") + "# \xe9\n", "gpus.conf: it is not a text file; mend it"),
     ],
 )
 def test_a_damaged_file_is_one_sentence(call: Any, folder: Path, text: str, said: str) -> None:

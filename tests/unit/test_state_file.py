@@ -71,6 +71,7 @@ def test_faults_lie_over_what_they_are_of() -> None:
         ("gpuready-standin 2\nname = x\n", "line 2: neither a section nor `key = value` under one"),
         ("gpuready-standin 2\n[system]\nname\n", "line 3: neither a section nor `key = value` under one"),
         ("gpuready-standin 2\n[gpu 0\n", r"line 2: a section is \[system\], \[gpu N\] or \[fault NAME N|system\]"),
+        ("gpuready-standin 2\n[fault x]\n", r"line 2: a section is \[system\]"),
         ("gpuready-standin 2\n[host]\n", r"line 2: a section is \[system\]"),
     ],
 )
