@@ -268,12 +268,19 @@ static unsigned existing(const struct gpu *gpu, const struct profile *profile) {
     return count;
 }
 
+/* A GPU whose mode is off has room for none: nvidia-smi lists such a GPU with 0/7 (public transcripts). */
 EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t device, unsigned id, unsigned *count) {
     struct gpu *gpu;
-    const struct profile *profile;
-    nvmlReturn_t result = begin_profile(device, id, &gpu, &profile);
+    nvmlReturn_t result = begin_gpu(device, &gpu);
+    if (result == NVML_SUCCESS && gpu->mig_current == ABSENT)
+        result = NVML_ERROR_NOT_SUPPORTED;
     if (result != NVML_SUCCESS)
         return end(result);
+    const struct profile *profile = profile_by_id(gpu, id);
+    if (profile == NULL)
+        return end(NVML_ERROR_INVALID_ARGUMENT);
+    if (gpu->mig_current == 0)
+        return end(give_number(0, count));
     uint64_t room = profile->maximum - existing(gpu, profile), found = 0, beyond = 0;
     for (size_t i = 0; i < profile->starts_count && found < room; i++)
         if (profile->starts[i] >= beyond && is_free(gpu, profile->starts[i], profile->size)) {

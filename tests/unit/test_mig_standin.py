@@ -226,6 +226,7 @@ def test_nine_that_create_at_once_make_seven(ask: Ask) -> None:
 def test_an_ampere_gpu_changes_its_mode_at_a_reset(ask: Ask) -> None:
     assert ask("answer(set_mode(1))", state(PRESETS["a100-40"])) == [RESET_REQUIRED, [0, 1]]
     assert ask("answer(code(create, '1g.5gb', 0))") == NOT_SUPPORTED
+    assert ask("answer(N.nvmlDeviceGetGpuInstanceRemainingCapacity(gpu, 19))") == 0
     assert ask("answer(set_mode(0))") == [0, [0, 0]]
 
 
