@@ -17,6 +17,12 @@ typedef struct {
 
 _Static_assert(sizeof(nvmlPlacement_t) == 8, "as in pynvml");
 
+/* The profile that the hardware calls by this id; NULL when the GPU has none. */
+const struct profile *profile_by_id(const struct gpu *gpu, unsigned id);
+
+/* Begins a call that needs MIG switched on, and finds the profile by the hardware's id. */
+nvmlReturn_t begin_profile(nvmlDevice_t device, unsigned id, struct gpu **gpu, const struct profile **profile);
+
 nvmlGpuInstance_t handle_of_gpu_instance(size_t gpu, size_t id);
 
 /* Finds what a handle stands for in `current`; INVALID_ARGUMENT where it is stale. */

@@ -282,6 +282,8 @@ static const char *check_gpu(struct gpu *gpu, size_t index) {
 static const char *check(struct state *state) {
     if (state->driver_version[0] == '\0' || state->nvml_version[0] == '\0' || state->cuda_driver_version == ABSENT)
         return state_wrong("[system] needs driver_version, nvml_version and cuda_driver_version");
+    if (state->serial == ABSENT || state->events_made == ABSENT || state->init_error == ABSENT || state->root_only == ABSENT)
+        return state_wrong("[system] serial, events_made, init_error and root_only are numbers, never -");
     for (size_t i = 0; i < state->gpus_count; i++) {
         const char *problem = check_gpu(&state->gpus[i], i);
         if (problem != NULL)

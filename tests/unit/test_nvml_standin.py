@@ -136,6 +136,10 @@ def test_threads_and_children_see_whole_hardware_while_it_changes(sanitized: Pat
     ("change", "sentence"),
     [
         (("gpuready-standin 2", "gpuready-standin 1"), "line 1: not `gpuready-standin 2`"),
+        (
+            ("[system]", "[system]\nserial = -"),
+            "[system] serial, events_made, init_error and root_only are numbers, never -",
+        ),
         (("minor = 0", "minor = zero"), "line {}: minor = zero is not a number"),
         (("minor = 0", "minor = 18446744073709551616"), "line {}: minor = 18446744073709551616 is not a number"),
         (("minor = 0", "minor 0"), "line {}: neither a section nor `key = value`"),
