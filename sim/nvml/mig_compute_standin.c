@@ -159,7 +159,8 @@ static bool is_free(const struct gpu_instance *parent, uint64_t start, uint64_t 
     return true;
 }
 
-static unsigned list_starts(const struct profile *profile, const struct gpu_instance *parent, uint64_t slices, nvmlPlacement_t *found) {
+static unsigned list_starts(
+    const struct profile *profile, const struct gpu_instance *parent, uint64_t slices, nvmlPlacement_t *found) {
     unsigned count = 0;
     for (uint64_t start = 0; start + slices <= profile->slices; start += step_of(slices))
         if (parent == NULL || is_free(parent, start, slices))
@@ -182,7 +183,8 @@ EXPORT nvmlReturn_t nvmlGpuInstanceGetComputeInstancePossiblePlacements(
     return end(give_placements(found, list_starts(of_parent, NULL, slices, found), placements, count));
 }
 
-EXPORT nvmlReturn_t nvmlGpuInstanceGetComputeInstanceRemainingCapacity(nvmlGpuInstance_t handle, unsigned profile, unsigned *count) {
+EXPORT nvmlReturn_t nvmlGpuInstanceGetComputeInstanceRemainingCapacity(
+    nvmlGpuInstance_t handle, unsigned profile, unsigned *count) {
     struct gpu *gpu;
     struct gpu_instance *parent;
     uint64_t slices;
@@ -244,7 +246,8 @@ static nvmlReturn_t create(
     return change_end(NVML_SUCCESS);
 }
 
-EXPORT nvmlReturn_t nvmlGpuInstanceCreateComputeInstance(nvmlGpuInstance_t handle, unsigned profile, nvmlComputeInstance_t *made) {
+EXPORT nvmlReturn_t nvmlGpuInstanceCreateComputeInstance(
+    nvmlGpuInstance_t handle, unsigned profile, nvmlComputeInstance_t *made) {
     return create(handle, profile, NULL, made);
 }
 
@@ -289,7 +292,8 @@ EXPORT nvmlReturn_t nvmlGpuInstanceGetComputeInstances(
     return end(NVML_SUCCESS);
 }
 
-EXPORT nvmlReturn_t nvmlGpuInstanceGetComputeInstanceById(nvmlGpuInstance_t handle, unsigned id, nvmlComputeInstance_t *instance) {
+EXPORT nvmlReturn_t nvmlGpuInstanceGetComputeInstanceById(
+    nvmlGpuInstance_t handle, unsigned id, nvmlComputeInstance_t *instance) {
     struct gpu *gpu;
     struct gpu_instance *parent;
     nvmlReturn_t result = begin_parent(handle, &gpu, &parent);

@@ -77,7 +77,8 @@ static const char *set_process(struct gpu *gpu, const char *value, int line) {
 static void parse_starts(struct words *words, struct profile *profile) {
     const char *text = next_word(words);
     while (!words->failed) {
-        if (profile->starts_count == MAX_STARTS || (text = state_parse_number(text, 10, &profile->starts[profile->starts_count])) == NULL ||
+        if (profile->starts_count == MAX_STARTS ||
+            (text = state_parse_number(text, 10, &profile->starts[profile->starts_count])) == NULL ||
             profile->starts[profile->starts_count++] > 64 || (*text != '\0' && *text != ','))
             words->failed = true;
         else if (*text++ == '\0')
@@ -132,7 +133,8 @@ static const char *set_compute_instance(struct gpu *gpu, const char *value, int 
     instance.start = next_number(&words, 16, false);
     instance.serial = next_number(&words, ABSENT, false);
     if (!is_end(&words) || !gpu->instances[parent].exists || gpu->instances[parent].compute[id].exists)
-        return state_wrong("line %d: a compute instance is `compute_instance = GI ID PROFILE START SERIAL` after its GPU instance", line);
+        return state_wrong(
+            "line %d: a compute instance is `compute_instance = GI ID PROFILE START SERIAL` after its GPU instance", line);
     gpu->instances[parent].compute[id] = instance;
     return NULL;
 }

@@ -142,7 +142,8 @@ static const char *add_to_fault(struct fault *fault, const char *text, int line)
         return NULL;
     }
     if (fault->lines_count == MAX_FAULT_LINES || strlen(text) >= sizeof(fault->lines[0]))
-        return state_wrong("line %d: a fault has at most %d lines of %zu characters", line, MAX_FAULT_LINES, sizeof(fault->lines[0]) - 1);
+        return state_wrong(
+            "line %d: a fault has at most %d lines of %zu characters", line, MAX_FAULT_LINES, sizeof(fault->lines[0]) - 1);
     memcpy(fault->lines[fault->lines_count++], text, strlen(text) + 1);
     return NULL;
 }

@@ -71,7 +71,8 @@ static nvmlReturn_t check_company(const bool chosen[MAX_GPUS], char why[RESET_WH
     return NVML_ERROR_INVALID_ARGUMENT;
 }
 
-__attribute__((format(printf, 3, 4))) static nvmlReturn_t refuse(nvmlReturn_t result, char why[RESET_WHY], const char *format, ...) {
+__attribute__((format(printf, 3, 4))) static nvmlReturn_t refuse(
+    nvmlReturn_t result, char why[RESET_WHY], const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     if (why[0] == '\0')
