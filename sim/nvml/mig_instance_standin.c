@@ -58,13 +58,19 @@ static uint64_t choose_start(const struct gpu *gpu, const struct profile *profil
     return best;
 }
 
-/* Ids count places as a heap does: one whole, two halves, four quarters ...; mirrored boards begin with the upper half. */
+/* Ids count places as a heap does: one whole, two halves, four quarters ...; mirrored boards begin with the upper half. Where slots
+ * are divided in another way than on a card that is known, two places may come to one id: then it is the lowest that is free. */
 static size_t instance_id(const struct gpu *gpu, const struct profile *profile, uint64_t start) {
     uint64_t places = gpu->mig_slots / profile->size;
     uint64_t place = start / profile->size;
     if (gpu->mig_mirrored == 1 && places > 1)
         place = (place + places / 2) % places;
-    return (size_t)(places - 1 + place);
+    size_t id = (size_t)(places - 1 + place);
+    if (id < MAX_INSTANCES && !gpu->instances[id].exists)
+        return id;
+    for (id = 0; gpu->instances[id].exists;)
+        id++; /* there are fewer slots than ids */
+    return id;
 }
 
 static unsigned existing(const struct gpu *gpu, const struct profile *profile) {

@@ -25,6 +25,9 @@ extern const size_t gpu_fields_count;
 /* Makes the sentence that says what is wrong with a file; printable, and valid until the next call. */
 __attribute__((format(printf, 1, 2))) const char *state_wrong(const char *format, ...);
 
+/* Refuses what contradicts itself, and fills in what follows from other values (sizes of instances, numbers of an address). */
+const char *state_check(struct state *state);
+
 /* Decimal, or hexadecimal after 0x. Returns what follows the number, or NULL if there is none or it is too big. */
 const char *state_parse_number(const char *text, int base, uint64_t *number);
 

@@ -1,10 +1,14 @@
 /* Reads the state file of the simulated hardware. */
 #include "state_internal_standin.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #define FILE_LIMIT (1u << 20)
 
@@ -98,8 +102,9 @@ static const char *set_field(
             memcpy(place, value, strlen(value) + 1);
         } else {
             uint64_t number = ABSENT;
-            const char *rest = strcmp(value, "-") == 0 ? value + 1 : state_parse_number(value, 10, &number);
-            if (rest == NULL || *rest != '\0')
+            bool absent = strcmp(value, "-") == 0;
+            const char *rest = absent ? value + 1 : state_parse_number(value, 10, &number);
+            if (rest == NULL || *rest != '\0' || (number == ABSENT && !absent))
                 return state_wrong("line %d: %s = %.40s is not a number", line, key, value);
             memcpy(place, &number, sizeof(number));
         }
@@ -220,79 +225,6 @@ static const char *parse_line(char *text, int line, struct state *state, struct 
     return place->gpu == NULL ? set_of_system(state, key, value, line) : set_of_gpu(place->gpu, key, value, line);
 }
 
-/* ---- what must hold between values ---- */
-
-static const char *check_memory(const struct gpu *gpu, size_t index) {
-    uint64_t left = gpu->memory_total_bytes;
-    uint64_t reserved = gpu->memory_reserved_bytes == ABSENT ? 0 : gpu->memory_reserved_bytes;
-    if (reserved > left || gpu->memory_used_bytes > left - reserved)
-        return state_wrong("gpu %zu: more memory is reserved and used than there is", index);
-    left -= reserved + gpu->memory_used_bytes;
-    for (size_t i = 0; i < gpu->processes_count; i++) {
-        if (gpu->processes[i].used_bytes > left)
-            return state_wrong("gpu %zu: its processes use more memory than there is", index);
-        left -= gpu->processes[i].used_bytes;
-    }
-    return NULL;
-}
-
-/* Whether the instance stands where its profile may, and on nothing that another holds. */
-static bool stands_well(const struct gpu *gpu, size_t id, const struct profile *profile) {
-    const struct gpu_instance *instance = &gpu->instances[id];
-    bool legal = false;
-    for (size_t i = 0; i < profile->starts_count; i++)
-        legal = legal || profile->starts[i] == instance->start;
-    for (size_t other = 0; other < id; other++) {
-        const struct gpu_instance *that = &gpu->instances[other];
-        if (that->exists && instance->start < that->start + that->size && that->start < instance->start + profile->size)
-            return false;
-    }
-    return legal;
-}
-
-static const char *check_mig(struct gpu *gpu, size_t index) {
-    if (gpu->profiles_count > 0 && (gpu->mig_current > 1 || gpu->mig_pending > 1 || gpu->mig_slots > MAX_STARTS))
-        return state_wrong("gpu %zu: a GPU with MIG profiles needs mig_current, mig_pending and mig_slots", index);
-    for (size_t id = 0; id < MAX_INSTANCES; id++) {
-        struct gpu_instance *instance = &gpu->instances[id];
-        if (!instance->exists)
-            continue;
-        const struct profile *profile = state_find_profile(gpu, instance->profile);
-        if (gpu->mig_current != 1 || profile == NULL || !stands_well(gpu, id, profile))
-            return state_wrong("gpu %zu: GPU instance %zu cannot be where the file says", index, id);
-        instance->size = profile->size;
-        for (size_t i = 0; i < MAX_COMPUTE; i++) {
-            struct compute_instance *compute = &instance->compute[i];
-            compute->size = compute->exists ? state_compute_slices(compute->profile) : 0;
-            if (compute->exists && (compute->size == 0 || compute->start + compute->size > profile->slices))
-                return state_wrong("gpu %zu: compute instance %zu of GPU instance %zu does not fit", index, i, id);
-        }
-    }
-    return NULL;
-}
-
-static const char *check_gpu(struct gpu *gpu, size_t index) {
-    if (gpu->name[0] == '\0' || gpu->uuid[0] == '\0' || gpu->memory_total_bytes == ABSENT || gpu->pci_device_id == ABSENT)
-        return state_wrong("gpu %zu: name, uuid, pci_device_id and memory_total_bytes are needed", index);
-    if (state_parse_address(gpu->pci_address, &gpu->domain, &gpu->bus, &gpu->device) != 0)
-        return state_wrong("gpu %zu: pci_address = %s is no PCI address", index, gpu->pci_address);
-    const char *problem = check_memory(gpu, index);
-    return problem == NULL ? check_mig(gpu, index) : problem;
-}
-
-static const char *check(struct state *state) {
-    if (state->driver_version[0] == '\0' || state->nvml_version[0] == '\0' || state->cuda_driver_version == ABSENT)
-        return state_wrong("[system] needs driver_version, nvml_version and cuda_driver_version");
-    if (state->serial == ABSENT || state->events_made == ABSENT || state->init_error == ABSENT || state->root_only == ABSENT)
-        return state_wrong("[system] serial, events_made, init_error and root_only are numbers, never -");
-    for (size_t i = 0; i < state->gpus_count; i++) {
-        const char *problem = check_gpu(&state->gpus[i], i);
-        if (problem != NULL)
-            return problem;
-    }
-    return NULL;
-}
-
 /* Lays the faults over what the file says without them. */
 static const char *lay_over(struct state *state) {
     for (size_t i = 0; i < state->faults_count; i++) {
@@ -311,7 +243,7 @@ static const char *lay_over(struct state *state) {
             }
         }
     }
-    return check(state);
+    return state_check(state);
 }
 
 static const char *parse(char *text, struct state *state) {
@@ -329,13 +261,20 @@ static const char *parse(char *text, struct state *state) {
         if (problem != NULL)
             return problem;
     }
-    return check(state);
+    return state_check(state);
 }
 
 static const char *read_text(const char *path, char *text, size_t *length) {
-    FILE *file = fopen(path, "rbe");
-    if (file == NULL)
-        return state_wrong("cannot be opened");
+    /* What is no regular file may never end, or keep who opens it waiting. */
+    struct stat about;
+    int handle = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (handle < 0)
+        return state_wrong("cannot be opened: %s", strerror(errno));
+    FILE *file = fstat(handle, &about) == 0 && S_ISREG(about.st_mode) ? fdopen(handle, "rb") : NULL;
+    if (file == NULL) {
+        close(handle);
+        return state_wrong("is no regular file");
+    }
     *length = fread(text, 1, FILE_LIMIT + 1, file);
     const char *problem = ferror(file) ? state_wrong("cannot be read") : NULL;
     fclose(file);

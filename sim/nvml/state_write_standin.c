@@ -26,7 +26,9 @@ uint64_t state_compute_slices(uint64_t enumeration) {
 uint64_t process_bytes(const struct process *process, uint64_t now) {
     if (process->bytes_per_minute == 0 || now <= process->since)
         return process->used_bytes;
-    return process->used_bytes + process->bytes_per_minute / 60 * (now - process->since);
+    uint64_t each_second = process->bytes_per_minute / 60, seconds = now - process->since;
+    uint64_t room = ABSENT - process->used_bytes;
+    return each_second != 0 && seconds > room / each_second ? ABSENT : process->used_bytes + each_second * seconds;
 }
 
 /* ---- writing ---- */
@@ -188,13 +190,37 @@ void state_add_event(struct state *state, uint64_t gpu, uint64_t type, uint64_t 
     };
 }
 
+/* Whether a line of a fault takes down a link that leads to that GPU: such a link trains anew when the GPU is reset. */
+static bool is_link_to(const struct state *state, const struct fault *fault, const char *line, size_t gpu) {
+    uint64_t link = 0;
+    if (fault->gpu == ABSENT || fault->gpu == gpu || sscanf(line, "nvlink_down = %" SCNu64, &link) != 1)
+        return false;
+    const struct gpu *here = &state->gpus[fault->gpu], *there = &state->gpus[gpu];
+    unsigned domain = 0, bus = 0, device = 0;
+    if (link >= here->nvlinks_count || state_parse_address(here->nvlinks[link].address, &domain, &bus, &device) != 0)
+        return false;
+    return domain == there->domain && bus == there->bus && device == there->device;
+}
+
+static void remove_links_to(struct state *state, struct fault *fault, size_t gpu) {
+    size_t kept = 0;
+    for (size_t i = 0; i < fault->lines_count; i++)
+        if (!is_link_to(state, fault, fault->lines[i], gpu))
+            memmove(fault->lines[kept++], fault->lines[i], sizeof(fault->lines[0]));
+    fault->lines_count = kept;
+}
+
 static void remove_faults(struct state *state, uint64_t gpu, bool boot) {
     size_t kept = 0;
     for (size_t i = 0; i < state->faults_count; i++) {
-        const struct fault *fault = &state->faults[i];
+        struct fault *fault = &state->faults[i];
         bool reset = strcmp(fault->until, "reset") == 0;
         bool reboot = strcmp(fault->until, "reboot") == 0;
-        if (!(boot ? reset || reboot : reset && fault->gpu == gpu))
+        size_t lines = fault->lines_count;
+        if (!boot && reset)
+            remove_links_to(state, fault, gpu);
+        bool emptied = lines > 0 && fault->lines_count == 0;
+        if (!(boot ? reset || reboot : (reset && fault->gpu == gpu) || emptied))
             state->faults[kept++] = *fault;
     }
     state->faults_count = kept;

@@ -178,15 +178,13 @@ static nvmlReturn_t reset(unsigned count, const nvmlDevice_t *devices, nvmlRetur
 
 /* ---- the table ---- */
 
-EXPORT nvmlReturn_t nvmlInternalGetExportTable(const void **target, const void *id) {
-    static union {
-        size_t bytes;
-        function place;
-    } table[PLACES];
-    if (target == NULL || id == NULL)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    if (memcmp(id, table_id, sizeof(table_id)) != 0)
-        return NVML_ERROR_NOT_SUPPORTED;
+static union {
+    size_t bytes;
+    function place;
+} table[PLACES];
+
+/* Once, and before anybody can ask: a table that is out is read without a lock. */
+__attribute__((constructor)) static void fill_table(void) {
     static const struct {
         size_t place;
         function function;
@@ -213,6 +211,13 @@ EXPORT nvmlReturn_t nvmlInternalGetExportTable(const void **target, const void *
         table[i].place = (function)not_supported;
     for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
         table[known[i].place].place = known[i].function;
+}
+
+EXPORT nvmlReturn_t nvmlInternalGetExportTable(const void **target, const void *id) {
+    if (target == NULL || id == NULL)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (memcmp(id, table_id, sizeof(table_id)) != 0)
+        return NVML_ERROR_NOT_SUPPORTED;
     *target = table;
     return NVML_SUCCESS;
 }

@@ -245,7 +245,48 @@ def test_a_file_is_checked_by_name(h100: Gpus, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.conf"
     wrong.write_text(with_lines(h100.file.read_text(), 1, "pci_address = here"))
     h100.refuses(1, f"{wrong}: gpu 1: pci_address = here is no PCI address", "check", str(wrong))
-    h100.refuses(1, f"{tmp_path}/none: cannot be opened", "check", f"{tmp_path}/none")
+    h100.refuses(1, f"{tmp_path}/none: cannot be opened: No such file or directory", "check", f"{tmp_path}/none")
+
+
+def test_what_is_no_regular_file_is_refused_at_once(h100: Gpus, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for other in (tmp_path, tmp_path / "fifo", Path("/dev/zero")):
+        h100.refuses(1, f"{other}: is no regular file", "check", str(other))
+
+
+WITH_MIG = {"mig_current": "1", "mig_pending": "1"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("mig_slots = 8", "mig_slots = 0", "a GPU with MIG profiles needs mig_current, mig_pending and mig_slots"),
+        ("profile = 0 19 1 ", "profile = 0 19 9 ", "profile 1g.10gb has more than 8 slices"),
+        ("mig_slots = 8", "mig_slots = 7", "profile 1g.20gb goes beyond the slots, mig_slots"),
+        ("mig_pending = 1", "mig_pending = 2", "mig_current and mig_pending are 0 or 1, on a GPU with MIG profiles"),
+        ("pcie_width = 16", "pcie_width = 32", "pcie_width is from 1 to pcie_width_max"),
+        ("pcie_generation = 5", "pcie_generation = 0", "pcie_generation is from 1 to pcie_generation_max"),
+        (
+            "\n\n[gpu 1]",
+            "\ngpu_instance = 0 4 0 1\ncompute_instance = 0 0 0 3 2\ncompute_instance = 0 1 0 3 3\n\n[gpu 1]",
+            "compute instance 1 of GPU instance 0 does not fit",
+        ),
+    ],
+)
+def test_what_would_lead_a_call_astray_is_refused(
+    h100: Gpus, tmp_path: Path, old: str, new: str, sentence: str
+) -> None:
+    text, wrong = state("h100-80gb-sxm-x8", **WITH_MIG), tmp_path / "wrong.conf"
+    assert old in text
+    wrong.write_text(text.replace(old, new, 1))
+    h100.refuses(1, f"{wrong}: gpu 0: {sentence}", "check", str(wrong))
+
+
+def test_a_gpu_without_profiles_has_no_mig_mode(h100: Gpus, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.conf"
+    wrong.write_text(with_lines(state("t4-x1"), 0, "mig_current = 1"))
+    sentence = "gpu 0: mig_current and mig_pending are 0 or 1, on a GPU with MIG profiles"
+    h100.refuses(1, f"{wrong}: {sentence}", "check", str(wrong))
 
 
 @pytest.mark.parametrize("arguments", [(), ("restart",), ("boot", "now"), ("check",), ("list", "all")])

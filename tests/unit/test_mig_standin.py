@@ -369,3 +369,13 @@ answer(len(instances("7g.80gb")))
 
 def test_who_is_killed_in_the_middle_of_a_change_leaves_it_whole(ask: Ask) -> None:
     assert ask(f"CHURN = {CHURN!r}\n{KILLED}", with_mig(PRESETS["h100-80"])) == 0
+
+
+def test_slots_that_no_known_card_has_give_every_instance_an_id_of_its_own(ask: Ask) -> None:
+    """Twelve places of one slot: a heap's numbers for them begin at 11 and end beyond the ids that there are."""
+    kept = [line for line in with_mig(PRESETS["a100-40"]).splitlines() if not line.startswith("profile = ")]
+    profile = "profile = 0 19 1 12 14 1 0 0 0 0 4864 1 0,1,2,3,4,5,6,7,8,9,10,11 1g.5gb"
+    text = "\n".join(kept).replace("mig_slots = 8", f"mig_slots = 12\n{profile}") + "\n"
+    made = ask("""answer(make(["1g.5gb"] * 13))""", text)
+    assert [one if isinstance(one, int) else one[1] for one in made] == [*range(12), 23]
+    assert sorted(one[0] for one in made[:-1]) == [0, 1, 2, 3, 4, 5, 6, 11, 12, 13, 14, 15]

@@ -142,6 +142,7 @@ def test_threads_and_children_see_whole_hardware_while_it_changes(sanitized: Pat
         ),
         (("minor = 0", "minor = zero"), "line {}: minor = zero is not a number"),
         (("minor = 0", "minor = 18446744073709551616"), "line {}: minor = 18446744073709551616 is not a number"),
+        (("minor = 0", "minor = 18446744073709551615"), "line {}: minor = 18446744073709551615 is not a number"),
         (("minor = 0", "minor 0"), "line {}: neither a section nor `key = value`"),
         (("minor = 0", "major = 0"), "line {}: unknown key major"),
         (("minor = 0", f"serial = {'1' * 30}"), "line {}: serial is longer than 29 characters"),
