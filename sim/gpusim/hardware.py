@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from collections.abc import Sequence
 
 from sim.gpusim import keys, places, planting, show
@@ -110,7 +111,7 @@ def plant(args: argparse.Namespace) -> None:
 
 
 def _named(args: argparse.Namespace, place: Place) -> str:
-    return f"--state {place.title}" if args.state else place.title
+    return f"--state {shlex.quote(place.title)}" if args.state else place.title
 
 
 def clear(args: argparse.Namespace) -> None:

@@ -108,7 +108,7 @@ class InFolder:
         if not self.file.is_file():
             raise SimError(
                 f"{folder} holds no simulated server",
-                f"make one with `./scripts/gpusim run --state {folder} --preset PRESET -- true`",
+                f"make one with `./scripts/gpusim run --state {shlex.quote(str(folder))} --preset PRESET -- true`",
                 REFUSED,
             )
 

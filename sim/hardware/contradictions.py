@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from sim.hardware.links import connect
-from sim.hardware.model import Gpu, Mig, Server
+from sim.hardware.model import Gpu, Mig, Part, Server
 from sim.hardware.refusal import RefusalError
 
 MIB = 1 << 20
+Refuse = Callable[[str, str], None]
+WITH_MIG = ("ampere", "hopper", "blackwell")
+BEFORE_AMPERE = ("volta", "turing")
+CPUS = 8192
+"""As many as a kernel of Debian counts at most (CONFIG_NR_CPUS)."""
 
 
 def check_gpu(gpu: Gpu, file: Path, inside: str = "") -> None:
@@ -27,22 +33,65 @@ def check_gpu(gpu: Gpu, file: Path, inside: str = "") -> None:
         now, highest = getattr(gpu.clocks_mhz, clock), getattr(gpu.clocks_mhz, f"{clock}_max")
         if now is not None and highest is not None and now > highest:
             refuse(f"clocks_mhz.{clock}", f"{now} is above {clock}_max, {highest}")
-    power = gpu.power_milliwatts
-    if power.limit is not None and not (power.limit_min or 0) <= power.limit <= (power.limit_max or power.limit):
-        refuse("power_milliwatts.limit", f"{power.limit} is outside {power.limit_min} to {power.limit_max}")
+    _check_power(gpu, refuse)
     if gpu.pci.generation is not None and gpu.pci.generation > gpu.pci.generation_max:
         refuse("pci.generation", f"{gpu.pci.generation} is above generation_max, {gpu.pci.generation_max}")
     if gpu.pci.width > gpu.pci.width_max:
         refuse("pci.width", f"{gpu.pci.width} is above width_max, {gpu.pci.width_max}")
-    heat = gpu.temperature_celsius
-    if heat.slowdown is not None and heat.shutdown is not None and heat.slowdown > heat.shutdown:
-        refuse("temperature_celsius.slowdown", f"{heat.slowdown} is above shutdown, {heat.shutdown}")
+    _check_heat(gpu, refuse)
+    _check_generation(gpu, refuse)
     if gpu.mig is not None:
         _check_mig(gpu.mig, memory.total_bytes // MIB, f"{file}: {inside}mig")
 
 
+def _check_power(gpu: Gpu, refuse: Refuse) -> None:
+    power = gpu.power_milliwatts
+    if power.limit is not None and not (power.limit_min or 0) <= power.limit <= (power.limit_max or power.limit):
+        refuse("power_milliwatts.limit", f"{power.limit} is outside {power.limit_min} to {power.limit_max}")
+    ascending = (("limit_min", "limit_max"), ("idle", "limit"), ("idle", "limit_max"))
+    _check_ascending(power, "power_milliwatts", ascending, refuse)
+
+
+def _check_heat(gpu: Gpu, refuse: Refuse) -> None:
+    ascending = (("slowdown", "shutdown"), ("gpu_max", "shutdown"), ("gpu", "shutdown"), ("memory", "memory_max"))
+    _check_ascending(gpu.temperature_celsius, "temperature_celsius", ascending, refuse)
+
+
+def _check_ascending(part: Part, where: str, pairs: Iterable[tuple[str, str]], refuse: Refuse) -> None:
+    """Refuse a value that is above the one that it cannot be above."""
+    for low, high in pairs:
+        one, other = getattr(part, low), getattr(part, high)
+        if one is not None and other is not None and one > other:
+            refuse(f"{where}.{low}", f"{one} is above {high}, {other}")
+
+
+def _check_generation(gpu: Gpu, refuse: Refuse) -> None:
+    """Refuse what cards of that architecture do not have."""
+    belongs = _architecture(gpu.compute_capability)
+    if gpu.architecture != belongs:
+        refuse("compute_capability", f"{gpu.compute_capability} is {belongs}, the architecture is {gpu.architecture}")
+    if gpu.mig is not None and gpu.architecture not in WITH_MIG:
+        refuse("mig", f"no {gpu.architecture} card has MIG, cards of {', '.join(WITH_MIG)} do")
+    remaps = gpu.architecture not in BEFORE_AMPERE
+    if gpu.bad_memory == ("retired_pages" if remaps else "remapped_rows"):
+        refuse("bad_memory", f"{gpu.architecture} cards have {'remapped_rows' if remaps else 'retired_pages'}")
+
+
+def _architecture(capability: str) -> str:
+    """Return whose compute capability it is (NVIDIA, developer.nvidia.com/cuda-gpus)."""
+    major, minor = (int(part) for part in capability.split("."))
+    if major == 7:
+        return "turing" if minor == 5 else "volta"
+    if major == 8:
+        return "ada" if minor == 9 else "ampere"
+    return {9: "hopper", 10: "blackwell", 11: "blackwell", 12: "blackwell"}.get(major, "of no card that is known")
+
+
 def _check_mig(mig: Mig, total_mib: int, where: str) -> None:
     table = mig.table
+    most = max(profile.max for profile in table.profiles.values())
+    if mig.max_devices < most:
+        raise RefusalError(f"{where}.max_devices: {mig.max_devices} is less than the {most} instances of a profile")
     for key in ("profile", "id"):
         counted = Counter(getattr(profile, key) for profile in table.profiles.values())
         value, times = counted.most_common(1)[0]
@@ -53,6 +102,10 @@ def _check_mig(mig: Mig, total_mib: int, where: str) -> None:
             raise RefusalError(
                 f"{where}: {profile.max} x {name} has {profile.max * profile.memory_mib} MiB, the card has {total_mib}"
             )
+        if profile.slices != int(profile.profile[0]):
+            raise RefusalError(f"{where}: {name} has {profile.slices} slices and is called {profile.profile}")
+        if len(set(profile.starts)) < len(profile.starts) or profile.max > len(profile.starts):
+            raise RefusalError(f"{where}: {profile.max} x {name} need as many starts that differ, not {profile.starts}")
         for start in profile.starts:
             if start + profile.size > table.slots:
                 raise RefusalError(
@@ -69,13 +122,32 @@ def check_server(server: Server, file: Path) -> None:
         if address in seen:
             raise RefusalError(f"{file}: {key}.address: {address} is the address of {seen[address]} already")
         seen[address] = key
+    slots = Counter(place.address.rpartition(".")[0] for place in server.gpus)
+    for slot, times in slots.items():
+        if times > 1:
+            raise RefusalError(f"{file}: gpus: {times} GPUs are at {slot}, which is one device to NVML")
     for index, place in enumerate(server.gpus):
         if server.numa and place.numa_node is not None and place.numa_node not in server.numa:
             nodes = ", ".join(map(str, server.numa))
             raise RefusalError(f"{file}: gpus[{index}].numa_node: {place.numa_node} is none of numa, {nodes}")
+    _check_processors(server, file)
     _check_shared(server, file)
     if server.nvlink is not None:
         connect(server, file)
+
+
+def _check_processors(server: Server, file: Path) -> None:
+    """Refuse CPUs that no machine has, and one that is of two nodes."""
+    owners: dict[int, int] = {}
+    for node, text in server.numa.items():
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            span = range(int(first), int(last or first) + 1)
+            if not span or span[-1] >= CPUS:
+                raise RefusalError(f"{file}: numa[{node}]: {part} are no CPUs; they count up, and end before {CPUS}")
+            for cpu in span:
+                if owners.setdefault(cpu, node) != node:
+                    raise RefusalError(f"{file}: numa[{node}]: CPU {cpu} is of node {owners[cpu]} already")
 
 
 def _check_shared(server: Server, file: Path) -> None:
@@ -86,8 +158,9 @@ def _check_shared(server: Server, file: Path) -> None:
             part, whole = getattr(place, inner), getattr(place, outer)
             if part is not None and known.setdefault(part, whole) != whole:
                 raise RefusalError(f"{file}: gpus[{index}].{outer}: {inner} {part} is of {outer} {known[part]} already")
-    for key in ("minor", "module"):
-        values = Counter(value for place in server.gpus if (value := getattr(place, key)) is not None)
+    minors = (index if place.minor is None else place.minor for index, place in enumerate(server.gpus))
+    modules = (place.module for place in server.gpus if place.module is not None)
+    for key, values in (("minor", Counter(minors)), ("module", Counter(modules))):
         for value, times in values.items():
             if times > 1:
                 raise RefusalError(f"{file}: two of gpus have the {key} {value}")

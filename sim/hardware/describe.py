@@ -104,10 +104,13 @@ def _read(file: Path) -> dict[str, Any]:
         raise RefusalError(f"{file} is not UTF-8 text") from None
     except RecursionError:
         raise RefusalError(f"{file} is not YAML: it is nested too deeply") from None
+    except (LookupError, AttributeError, TypeError):  # what PyYAML raises about `!!bool maybe` and the like
+        raise RefusalError(f"{file} is not YAML: a value is not of the type that its tag says") from None
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f" in line {mark.line + 1}"
-        raise RefusalError(f"{file} is not YAML{line}: {getattr(error, 'problem', None) or error}") from None
+        problem = getattr(error, "problem", None) or " ".join(str(error).split())
+        raise RefusalError(f"{file} is not YAML{line}: {problem}") from None
     if not isinstance(data, dict):
         raise RefusalError(f"{file} is not a description: it holds no `key: value` at its top")
     return data

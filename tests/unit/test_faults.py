@@ -247,6 +247,27 @@ def test_a_reset_mends_what_it_mends_on_hardware(server: Server) -> None:
     assert changed(before, server.read()) == {3: {"remapped": [0, 1, 0, 0], "ecc": [0, 0, 0, 1]}}
 
 
+@pytest.mark.parametrize("server", ["a100-40gb-sxm-x4"], indirect=True)
+def test_a_reset_of_one_end_brings_the_link_up_at_both(server: Server) -> None:
+    before = server.read()
+    server.plant("nvlink-down", 0, {"link": 0})
+    server.plant("nvlink-down", 2, {"link": 11})
+    subprocess.run([str(build.program()), "reset", "1"], env=server.environment, check=True)
+    assert set(changed(before, server.read())) == {2, 3}
+    subprocess.run([str(build.program()), "reset", "2"], env=server.environment, check=True)
+    assert server.read() == before
+    assert places.read(server.place).faults == []
+
+
+@pytest.mark.parametrize("server", [A100], indirect=True)
+@pytest.mark.parametrize("options", [{"width": 0}, {"width": 32}, {"generation": 5}])
+def test_a_link_cannot_fall_back_to_more_than_it_has(server: Server, options: Options) -> None:
+    before = server.place.file.read_bytes()
+    with pytest.raises(SimError, match=r"pcie_(width|generation) is from 1 to pcie_\1_max; nothing was changed"):
+        server.plant("pcie-degraded", 0, options)
+    assert server.place.file.read_bytes() == before
+
+
 @pytest.mark.parametrize("server", [H100], indirect=True)
 def test_a_boot_brings_lost_gpus_and_drivers_back(server: Server) -> None:
     before = server.read()

@@ -56,7 +56,7 @@ WRONG: list[dict[str, str]] = yaml.safe_load(
     Path(__file__).with_name("data").joinpath("wrong_descriptions.yaml").read_text(encoding="utf-8")
 )
 TABLE = """{sources: [myself], slots: 8, profiles: {1g.10gb:
-    {profile: 1_slice, id: 19, slices: 1, max: 7, multiprocessors: 16, copy_engines: 1, decoders: 1,
+    {profile: 1_slice, id: 19, slices: 1, max: 2, multiprocessors: 16, copy_engines: 1, decoders: 1,
      encoders: 0, jpegs: 1, ofas: 0, memory_mib: 10112, size: 1, starts: [0, 6]}}}"""
 
 
@@ -160,7 +160,7 @@ def test_an_own_file_may_hold_its_own_gpu_and_table(tmp_path: Path) -> None:
     server = own(tmp_path, OWN.replace("table: h100-80", f"table: {TABLE}"))
     text = render_state(server, "mine")
 
-    assert "profile = 0 19 1 7 16 1 1 0 1 0 10112 1 0,6 1g.10gb" in text.splitlines()
+    assert "profile = 0 19 1 2 16 1 1 0 1 0 10112 1 0,6 1g.10gb" in text.splitlines()
     assert [[link.address for link in links] for links in connect(server, tmp_path)] == [
         ["0000:43:00.0", "0000:05:00.0"],
         ["0000:1b:00.0"],
@@ -206,7 +206,10 @@ def test_a_minor_number_may_be_given_but_not_twice(tmp_path: Path) -> None:
     [
         ("starts: [0, 6]", "starts: [0, 8]", "1g.10gb at 8 with size 1 goes beyond the 8 slots"),
         ("size: 1,", "size: 3,", "1g.10gb at 6 with size 3 goes beyond the 8 slots"),
-        ("memory_mib: 10112", "memory_mib: 12000", "7 x 1g.10gb has 84000 MiB, the card has 81558"),
+        ("memory_mib: 10112", "memory_mib: 42000", "2 x 1g.10gb has 84000 MiB, the card has 81558"),
+        ("slices: 1,", "slices: 2,", "1g.10gb has 2 slices and is called 1_slice"),
+        ("max: 2,", "max: 3,", "3 x 1g.10gb need as many starts that differ, not [0, 6]"),
+        ("starts: [0, 6]", "starts: [0, 0]", "2 x 1g.10gb need as many starts that differ, not [0, 0]"),
         ("}}}", "}, 1g.10gb+me: {profile: 1_slice_rev1, id: 19, slices: 1, max: 1, multiprocessors: 16,"
          " copy_engines: 1, decoders: 1, encoders: 0, jpegs: 1, ofas: 1, memory_mib: 10112, size: 1, starts: [0]}}}",
          "two profiles have the id 19"),
@@ -242,6 +245,12 @@ def test_more_gpus_than_the_library_holds_are_refused(tmp_path: Path) -> None:
         (b"a: !!python/object:os.system x\n", "is not YAML in line 1: could not determine a constructor for the tag "
          "'tag:yaml.org,2002:python/object:os.system'"),
         (b"a: \xff\n", "is not UTF-8 text"),
+        (b"a: \0\n", "is not YAML: unacceptable character #x0000: special characters are not allowed in "
+         '"<unicode string>", position 3'),
+        (b"a: !!bool maybe\n", "is not YAML: a value is not of the type that its tag says"),
+        (b"a: !!timestamp never\n", "is not YAML: a value is not of the type that its tag says"),
+        (b"a: !!int ''\n", "is not YAML: a value is not of the type that its tag says"),
+        (b"a: !!map [b]\n", "is not YAML: a value is not of the type that its tag says"),
         (b"[" * 3000, "is not YAML: it is nested too deeply"),
     ],
 )  # fmt: skip
