@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from sim.gpusim import links
 from sim.gpusim.faults import FAULTS, XID_CRITICAL, XIDS, Effect, Fault, Need, Option, Xid
 from sim.gpusim.places import Place, changing, read
-from sim.hardware.state_file import Section, State
+from sim.hardware.state_file import Section, State, as_number
 from sim.machine.common import REFUSED, SimError
 
 MIB = 1 << 20
@@ -145,7 +145,7 @@ def _sections(state: State, fault: Fault, effect: Effect, gpu: int, values: Valu
         if lines:
             sections.append(Section(f"fault {fault.name} {gpu}", [("until", until), *lines]))
         for key, value in lines:
-            other = links.other_end(state, gpu, int(value)) if key == "nvlink_down" else None
+            other = links.other_end(state, gpu, as_number(value)) if key == "nvlink_down" else None
             if other:
                 down = [("until", until), (key, str(other[1]))]
                 sections.append(Section(f"fault {fault.name} {other[0]}", down))
@@ -239,7 +239,7 @@ def _other_ends(state: State, gone: Sequence[Section]) -> list[Section]:
     for section in gone:
         _, fault, of = section.title.split()
         for link in section.all("nvlink_down"):
-            other = links.other_end(state, int(of), int(link))
+            other = links.other_end(state, int(of), as_number(link))
             down = ("nvlink_down", str(other[1])) if other else ("", "")
             title = f"fault {fault} {other[0]}" if other else ""
             found += [one for one in state.faults if one.title == title and down in one.lines and one not in gone]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sim.gpusim.places import Place, read
-from sim.hardware.state_file import Section, State
+from sim.hardware.state_file import Section, State, as_number
 from sim.machine.common import REFUSED, SimError
 
 MIB = 1 << 20
@@ -71,8 +71,8 @@ def _gpu(place: Place, index: int, gpu: Section) -> dict[str, Any]:
         "mig": _mig(gpu),
         "processes": processes,
         "held_by_module": gpu.get("held_by_module"),
-        "nvlinks": [{"link": int(number), "to": f"{remote} {address}"} for number, remote, address in links],
-        "nvlinks_down": sorted(int(value) for value in gpu.all("nvlink_down")),
+        "nvlinks": [{"link": as_number(number), "to": f"{remote} {address}"} for number, remote, address in links],
+        "nvlinks_down": sorted(as_number(value) for value in gpu.all("nvlink_down")),
         "health": [text for key, text in HEALTH.items() if gpu.number(key) == 1],
     }
 
@@ -94,19 +94,19 @@ NUMBERS = (
 
 def _process(place: Place, value: str, now: int) -> dict[str, Any] | None:
     pid, used, kind, instance, compute, *growth = value.split()
-    name = place.process_name(int(pid))
+    name = place.process_name(as_number(pid))
     if name is None:
         return None
-    size = int(used)
+    size = as_number(used)
     if growth:
-        size += int(growth[0]) // 60 * max(0, now - int(growth[1]))
+        size += as_number(growth[0]) // 60 * max(0, now - as_number(growth[1]))
     return {
-        "pid": int(pid),
+        "pid": as_number(pid),
         "name": name,
         "bytes": size,
         "type": kind,
-        "gpu_instance": None if instance == "-" else int(instance),
-        "compute_instance": None if compute == "-" else int(compute),
+        "gpu_instance": None if instance == "-" else as_number(instance),
+        "compute_instance": None if compute == "-" else as_number(compute),
         "grows": bool(growth),
     }
 
@@ -117,15 +117,15 @@ def _mig(gpu: Section) -> dict[str, Any] | None:
     profiles = {value.split()[0]: value.split()[-1] for value in gpu.all("profile")}
     compute: dict[str, list[int]] = {}
     for value in gpu.all("compute_instance"):
-        compute.setdefault(value.split()[0], []).append(int(value.split()[1]))
+        compute.setdefault(value.split()[0], []).append(as_number(value.split()[1]))
     return {
         "current": gpu.number("mig_current"),
         "pending": gpu.number("mig_pending"),
         "instances": [
             {
-                "id": int(number),
+                "id": as_number(number),
                 "profile": profiles.get(profile, profile),
-                "start": int(start),
+                "start": as_number(start),
                 "compute": compute.get(number, []),
             }
             for number, profile, start, _serial in (value.split() for value in gpu.all("gpu_instance"))
@@ -144,7 +144,13 @@ def _events(state: State) -> list[dict[str, Any]]:
     for value in state.system.all("event"):
         number, gpu, kind, data, _gi, _ci, when = value.split()
         found.append(
-            {"number": int(number), "gpu": int(gpu), "type": int(kind, 0), "data": int(data), "time": int(when)}
+            {
+                "number": as_number(number),
+                "gpu": as_number(gpu),
+                "type": as_number(kind),
+                "data": as_number(data),
+                "time": as_number(when),
+            }
         )
     return found
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -24,6 +25,11 @@ HEADS = ((["system"], 1), (["gpu"], 2), (["fault"], 3))
 """How a section's title begins, and how many words it has."""
 LISTS = frozenset({"event", "process", "profile", "gpu_instance", "compute_instance", "nvlink", "nvlink_down"})
 """The keys that may stand more than once."""
+
+
+def as_number(text: str) -> int:
+    """Return a number of the file, which may be hexadecimal after 0x, and decimal with zeros before it."""
+    return int(text, 16 if text.startswith("0x") else 10)
 
 
 class StateError(Exception):
@@ -46,7 +52,7 @@ class Section:
     def number(self, key: str) -> int | None:
         """Return the number that a key holds; None where it is absent."""
         value = self.get(key)
-        return None if value is None else int(value, 0)
+        return None if value is None else as_number(value)
 
     def all(self, key: str) -> list[str]:
         """Return every value of a key that may stand more than once."""
@@ -151,6 +157,8 @@ def parse(text: str) -> State:
                 raise StateError(
                     f"line {number}: a section is [system], [gpu N], [fault NAME N] or [fault NAME system]"
                 )
+            if re.fullmatch(r"0x[0-9a-fA-F]+|0[0-9]+", words[-1]):  # the library knows a GPU by these, too
+                title = f"{title.removesuffix(words[-1])}{as_number(words[-1])}"
             sections.append(Section(title))
             continue
         key, equals, value = (part.strip() for part in line.partition("="))

@@ -64,7 +64,7 @@ static const char *set_process(struct gpu *gpu, const char *value, int line) {
     process.compute_instance = next_number(&words, MAX_COMPUTE, true);
     if (!is_end(&words)) {
         process.bytes_per_minute = next_number(&words, (uint64_t)1 << 50, false);
-        process.since = next_number(&words, ABSENT, false);
+        process.since = next_number(&words, (uint64_t)1 << 40, false);
     }
     if (!is_end(&words))
         return state_wrong(form, line);
@@ -175,7 +175,7 @@ static const char *set_event(struct state *state, const char *value, int line) {
     event.data = next_number(&words, ABSENT, false);
     event.gpu_instance = next_number(&words, MAX_INSTANCES, true);
     event.compute_instance = next_number(&words, MAX_COMPUTE, true);
-    event.time = next_number(&words, ABSENT, false);
+    event.time = next_number(&words, (uint64_t)1 << 40, false); /* within what a calendar can show */
     if (!is_end(&words) || state->events_count == MAX_EVENTS)
         return state_wrong("line %d: an event is `event = NUMBER GPU TYPE DATA GI CI TIME`, %d at most", line, MAX_EVENTS);
     state->events[state->events_count++] = event;

@@ -238,7 +238,7 @@ static const char *lay_over(struct state *state) {
                                                : set_of_gpu(&state->gpus[fault->gpu], key, value, 0);
             if (problem != NULL) {
                 char reason[256];
-                snprintf(reason, sizeof(reason), "%s", problem);
+                snprintf(reason, sizeof(reason), "%s", strncmp(problem, "line 0: ", 8) == 0 ? problem + 8 : problem);
                 return state_wrong("fault %s: %s", fault->name, reason);
             }
         }
@@ -264,6 +264,18 @@ static const char *parse(char *text, struct state *state) {
     return state_check(state);
 }
 
+/* Who asks for a name decodes it, and Python's readers end lines at more than '\n'. */
+static const char *check_characters(const char *text, size_t length) {
+    int line = 1;
+    for (size_t i = 0; i < length; i++) {
+        bool ends = text[i] == '\n' || (text[i] == '\r' && i + 1 < length && text[i + 1] == '\n');
+        if (!ends && text[i] != '\t' && (text[i] < ' ' || text[i] > '~'))
+            return state_wrong("line %d: not printable ASCII", line);
+        line += text[i] == '\n';
+    }
+    return NULL;
+}
+
 static const char *read_text(const char *path, char *text, size_t *length) {
     /* What is no regular file may never end, or keep who opens it waiting. */
     struct stat about;
@@ -282,6 +294,8 @@ static const char *read_text(const char *path, char *text, size_t *length) {
         problem = state_wrong("is larger than 1 MiB");
     if (problem == NULL && memchr(text, '\0', *length) != NULL)
         problem = state_wrong("holds a NUL byte");
+    if (problem == NULL)
+        problem = check_characters(text, *length);
     return problem;
 }
 

@@ -169,7 +169,7 @@ def test_show_as_json_and_of_one_gpu(call: Any) -> None:
         ("gpuready-standin 2\n[system]\n[gpu 0]\nprocess = x\n", "line 4: a process is `process = PID BYTES"),
         ("gpuready-standin 2\n[fault x]\n", "line 2: a fault begins with [fault NAME GPU] or [fault NAME system]; "),
         ("\0\xff", "gpus.conf: "),
-        (run.compiled("t4-x1", "test") + "# \xe9\n", "gpus.conf: it is not a text file; mend it"),
+        (run.compiled("t4-x1", "test") + "# \xe9\n", "line 75: not printable ASCII; mend it"),
     ],
 )
 def test_a_damaged_file_is_one_sentence(call: Any, folder: Path, text: str, said: str) -> None:
@@ -191,6 +191,11 @@ def test_a_key_is_set_where_it_was_asked_for(call: Any, folder: Path) -> None:
     assert (state.gpus[1].get("fan_percent"), state.system.get("init_error")) == (None, "9")
     assert call("set", "temperature_celsius=30", "--gpu", "all")[0] == 0
     assert [gpu.get("temperature_celsius") for gpu in state_file.read(folder / "gpus.conf").gpus] == ["30", "30"]
+
+
+def test_a_number_with_zeros_before_it_is_shown_as_the_library_reads_it(call: Any) -> None:
+    assert call("set", "temperature_celsius=038", "--gpu", "0")[0] == 0
+    assert json.loads(call("show", "--json", "--gpu", "0")[1])["gpus"][0]["temperature_celsius"] == 38
 
 
 def test_a_key_that_a_fault_lies_over_is_told(call: Any) -> None:

@@ -150,6 +150,10 @@ def test_threads_and_children_see_whole_hardware_while_it_changes(sanitized: Pat
             ("minor = 0", "process = 4711"),
             "line {}: a process is `process = PID BYTES compute|graphics|mps GI CI [BYTES_PER_MINUTE SINCE]`",
         ),
+        (
+            ("[system]", "[system]\nevent = 1 0 8 79 - - 1099511627776"),
+            "line 5: an event is `event = NUMBER GPU TYPE DATA GI CI TIME`, 64 at most",
+        ),
         (("minor = 0", "process = 1 85520809984 compute - -"), "gpu 0: its processes use more memory than there is"),
         (
             ("memory_used_bytes = 0", "memory_used_bytes = 85520809984"),
@@ -181,9 +185,11 @@ def test_a_damaged_state_file_is_refused_in_one_sentence(
         (b"", "line 1: not `gpuready-standin 2`"),
         (b"gpuready-standin 2\n\0", "holds a NUL byte"),
         (b"gpuready-standin 2\n" + b"# so large\n" * 200_000, "is larger than 1 MiB"),
-        (b"gpuready-standin 2\n\xff\x1b[2J = 1\n", "line 2: unknown key ??[2J"),
+        (b"gpuready-standin 2\n\xff\x1b[2J = 1\n", "line 2: not printable ASCII"),
+        ("gpuready-standin 2\n[system]\ndriver_version = 5\u00e9".encode(), "line 3: not printable ASCII"),
+        (b"gpuready-standin 2\n[system]\r[gpu 0]\n", "line 2: not printable ASCII"),
     ],
-    ids=["empty", "nul", "2-MiB", "escape"],
+    ids=["empty", "nul", "2-MiB", "escape", "umlaut", "return"],
 )
 def test_what_is_no_state_file_is_refused_in_one_sentence(
     sanitized: Path, tmp_path: Path, content: bytes, sentence: str

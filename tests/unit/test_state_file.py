@@ -141,3 +141,12 @@ def test_two_processes_change_the_file_one_after_the_other(tmp_path: Path) -> No
     for run in runs:
         run.join()
     assert state_file.read(file).gpus[0].number("energy_millijoules") == 50
+
+
+def test_numbers_are_those_of_the_library() -> None:
+    text = TEXT.replace("0x1f", "031").replace("[gpu 1]", "[gpu 0x1]").replace("[fault hot 0]", "[fault hot 00]")
+    state = state_file.parse(text)
+    assert [section.title for section in state.gpus] == ["gpu 0", "gpu 1"]
+    assert state.effective("gpu 0").number("temperature_celsius") == 90
+    assert state.gpus[0].number("temperature_celsius") == 31
+    assert [state_file.as_number(one) for one in ("0x1F", "010", "0")] == [31, 10, 0]
