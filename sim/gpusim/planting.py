@@ -81,7 +81,7 @@ def plant(place: Place, fault: Fault, gpus: Sequence[int], given: Values) -> lis
             made = [section for gpu in gpus for section in _sections(state, fault, effect, gpu, values)]
             if fault.of == "system":
                 made = _system_sections(fault, effect)
-            new = [section for section in [*made, *held] if section not in state.faults]
+            new = [section for section in [*made, *held] if section not in state.faults or _counts(section)]
             if (made or held) and not new:
                 raise SimError(f"{fault.name} is there already", "`./scripts/gpusim clear` takes it away", REFUSED)
             state.sections += new
@@ -109,6 +109,11 @@ def _refuse_where_it_makes_no_sense(state: State, gpu: int, fault: Fault, needs:
             )
 
 
+def _counts(section: Section) -> bool:
+    """Say whether a fault can be there twice: an error that is counted, not a state that is reached."""
+    return any(value.startswith("+") for _, value in section.lines)
+
+
 # ---- the lines of a section ----
 
 
@@ -119,13 +124,11 @@ def _lines(gpu: Section, changes: Mapping[str, str], values: Values) -> list[tup
         name = key.removesuffix("?")
         said = form.format(**values)
         if said and (name == key or gpu.get(name) is not None):
-            lines.append((name, _value(gpu, name, said)))
+            lines.append((name, _value(gpu, said)))
     return lines
 
 
-def _value(gpu: Section, key: str, form: str) -> str:
-    if form.startswith("+"):
-        return str((gpu.number(key) or 0) + int(form[1:]))
+def _value(gpu: Section, form: str) -> str:
     if form.startswith("="):
         other, _, fallback = form[1:].partition("|")
         return gpu.get(other) or fallback

@@ -113,6 +113,8 @@ class State:
             for key, value in fault.lines:
                 if key in LISTS:
                     found.add(key, value)
+                elif value.startswith("+"):
+                    found.set(key, str((found.number(key) or 0) + as_number(value[1:])))
                 elif key != "until":
                     found.set(key, value)
         return found

@@ -144,10 +144,15 @@ EXPORT nvmlReturn_t nvmlDeviceClearEccErrorCounts(nvmlDevice_t device, unsigned 
         return change_end(NVML_ERROR_NOT_SUPPORTED);
     if (counter >= COUNTERS)
         return change_end(NVML_ERROR_INVALID_ARGUMENT);
+    static const char *const keys[COUNTERS][ERROR_TYPES] = {
+        {"ecc_volatile_corrected", "ecc_volatile_uncorrected"},
+        {"ecc_aggregate_corrected", "ecc_aggregate_uncorrected"},
+    };
     for (unsigned type = 0; type < ERROR_TYPES; type++) {
         uint64_t *found = ecc_counter(&written->gpus[device->gpu], type, counter);
         if (*found != ABSENT)
             *found = 0;
+        state_forget_fault_lines(written, device->gpu, keys[counter][type]);
     }
     return change_end(NVML_SUCCESS);
 }

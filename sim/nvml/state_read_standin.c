@@ -225,6 +225,29 @@ static const char *parse_line(char *text, int line, struct state *state, struct 
     return place->gpu == NULL ? set_of_system(state, key, value, line) : set_of_gpu(place->gpu, key, value, line);
 }
 
+/* `key = +N`: what counts stays a sum, in whatever order faults come and go. */
+static const char *add_to_gpu(struct gpu *gpu, const char *key, const char *value) {
+    for (size_t i = 0; i < gpu_fields_count; i++) {
+        uint64_t more = 0, sum;
+        const char *rest = state_parse_number(value + 1, 10, &more);
+        if (strcmp(gpu_fields[i].key, key) != 0 || gpu_fields[i].kind != FIELD_NUMBER || rest == NULL || *rest != '\0')
+            continue;
+        memcpy(&sum, (char *)gpu + gpu_fields[i].offset, sizeof(sum));
+        sum = sum == ABSENT ? 0 : sum;
+        sum = more < ABSENT - sum ? sum + more : ABSENT - 1;
+        memcpy((char *)gpu + gpu_fields[i].offset, &sum, sizeof(sum));
+        return NULL;
+    }
+    return state_wrong("%.40s = %.40s is not a number that counts", key, value);
+}
+
+static const char *lay_line(struct state *state, const struct fault *fault, const char *key, const char *value) {
+    if (fault->gpu == ABSENT)
+        return set_of_system(state, key, value, 0);
+    struct gpu *gpu = &state->gpus[fault->gpu];
+    return *value == '+' ? add_to_gpu(gpu, key, value) : set_of_gpu(gpu, key, value, 0);
+}
+
 /* Lays the faults over what the file says without them. */
 static const char *lay_over(struct state *state) {
     for (size_t i = 0; i < state->faults_count; i++) {
@@ -234,8 +257,7 @@ static const char *lay_over(struct state *state) {
             memcpy(text, fault->lines[n], sizeof(text));
             const char *problem = split(text, &key, &value, 0);
             if (problem == NULL)
-                problem = fault->gpu == ABSENT ? set_of_system(state, key, value, 0)
-                                               : set_of_gpu(&state->gpus[fault->gpu], key, value, 0);
+                problem = lay_line(state, fault, key, value);
             if (problem != NULL) {
                 char reason[256];
                 snprintf(reason, sizeof(reason), "%s", strncmp(problem, "line 0: ", 8) == 0 ? problem + 8 : problem);

@@ -1,7 +1,8 @@
 /* The state of the simulated hardware: one text file that every process on the machine reads, and its one form in memory.
  *
  * Under [system] and [gpu N] stand lines `key = value`. Under [fault NAME N] (or [fault NAME system]) stand lines that hold
- * instead of those of GPU N for as long as the section is there: taking a fault away is taking its section away.
+ * instead of those of GPU N for as long as the section is there: taking a fault away is taking its section away. A line
+ * `key = +N` under a fault of a GPU adds to the number that is there.
  */
 #ifndef GPUREADY_STATE_STANDIN_H
 #define GPUREADY_STATE_STANDIN_H
@@ -187,6 +188,9 @@ void state_unlock(int lock);
 
 /* Adds an event, and forgets the oldest when there are too many. */
 void state_add_event(struct state *state, uint64_t gpu, uint64_t type, uint64_t data);
+
+/* Takes the lines of a key out of the faults of a GPU: whoever sets the key has undone that part of them. */
+void state_forget_fault_lines(struct state *written, uint64_t gpu, const char *key);
 
 /* What a reset of one GPU does, and what a boot does to all of them. */
 void state_after_reset(struct state *written, size_t gpu);

@@ -226,6 +226,21 @@ static void remove_faults(struct state *state, uint64_t gpu, bool boot) {
     state->faults_count = kept;
 }
 
+void state_forget_fault_lines(struct state *written, uint64_t gpu, const char *key) {
+    size_t faults = 0, length = strlen(key);
+    for (size_t i = 0; i < written->faults_count; i++) {
+        struct fault *fault = &written->faults[i];
+        size_t kept = 0, lines = fault->lines_count;
+        for (size_t n = 0; n < lines; n++)
+            if (fault->gpu != gpu || strncmp(fault->lines[n], key, length) != 0 || fault->lines[n][length] != ' ')
+                memmove(fault->lines[kept++], fault->lines[n], sizeof(fault->lines[0]));
+        fault->lines_count = kept;
+        if (lines == 0 || kept > 0)
+            written->faults[faults++] = *fault;
+    }
+    written->faults_count = faults;
+}
+
 static void forget_instances(struct gpu *gpu) { memset(gpu->instances, 0, sizeof(gpu->instances)); }
 
 /* What both a reset and a new load of the driver do. Rows that wait for their remapping are remapped, and the counters that

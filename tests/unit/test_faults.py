@@ -247,6 +247,35 @@ def test_a_reset_mends_what_it_mends_on_hardware(server: Server) -> None:
     assert changed(before, server.read()) == {3: {"remapped": [0, 1, 0, 0], "ecc": [0, 0, 0, 1]}}
 
 
+@pytest.mark.parametrize("server", [A100], indirect=True)
+def test_faults_that_count_are_a_sum_whichever_ends_first(server: Server) -> None:
+    before = server.read()
+    server.plant("xid", 0, {"xid": 48})
+    server.plant("xid", 0, {"xid": 48})
+    assert server.read()[0]["remapped"] == [0, 2, 1, 0]
+    server.plant("ecc-errors", 0, {"corrected": 0, "uncorrected": 5})
+    assert server.read()[0]["ecc"] == [0, 7, 0, 7]
+    server.clear("xid")
+    assert changed(before, server.read()) == {0: {"ecc": [0, 5, 0, 5]}}
+    server.clear("ecc-errors")
+    assert server.read() == before
+
+
+CLEARED = """
+import pynvml as N
+N.nvmlInit()
+N.nvmlDeviceClearEccErrorCounts(N.nvmlDeviceGetHandleByIndex(0), N.NVML_VOLATILE_ECC)
+"""
+
+
+@pytest.mark.parametrize("server", [A100], indirect=True)
+def test_counters_can_be_cleared_under_a_fault(server: Server) -> None:
+    server.plant("ecc-errors", 0, {"corrected": 3, "uncorrected": 5})
+    server.plant("ecc-errors", 1, {"corrected": 3, "uncorrected": 5})
+    subprocess.run([sys.executable, "-c", CLEARED], env=server.environment, check=True)
+    assert [gpu["ecc"] for gpu in server.read()[:2]] == [[0, 0, 3, 5], [3, 5, 3, 5]]
+
+
 @pytest.mark.parametrize("server", ["a100-40gb-sxm-x4"], indirect=True)
 def test_a_reset_of_one_end_brings_the_link_up_at_both(server: Server) -> None:
     before = server.read()
