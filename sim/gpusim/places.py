@@ -40,6 +40,9 @@ class Place(Protocol):
     def stop_process(self, unit: str) -> None:
         """End it; nothing to do is fine."""
 
+    def started(self) -> list[str]:
+        """Return the names of the processes that may still be there after the hardware has booted."""
+
     def log_kernel(self, line: str) -> str | None:
         """Write a line of the kernel's where one would look for it; return why not, if so."""
 
@@ -90,6 +93,10 @@ class OnMachine:
         if self.machine.status() == "running":
             self.machine.ssh(["systemctl", "stop", unit], check=False)
 
+    def started(self) -> list[str]:
+        """Return none: a boot of the machine ends them."""
+        return []
+
     def log_kernel(self, line: str) -> str | None:
         """Write it into the journal as the kernel's word; /dev/kmsg is the outside's and is not there."""
         if self.machine.status() != "running":
@@ -138,6 +145,10 @@ class InFolder:
         record = read_json(self._record(unit))
         process.end(int(record.get("pid", 0)), int(record.get("started", 0)), signal.SIGKILL, 5.0)
         self._record(unit).unlink(missing_ok=True)
+
+    def started(self) -> list[str]:
+        """Return those that are noted; a boot of the hardware alone ends none of them."""
+        return sorted(record.stem for record in self.folder.glob("gpusim-*.json"))
 
     def log_kernel(self, line: str) -> str | None:
         """Say that the kernel here is not simulated."""

@@ -225,11 +225,15 @@ def clear(place: Place, name: str, gpu: int | None) -> list[str]:
         gone = [section for section in state.faults if _is_meant(section, name, gpu)]
         ends = _other_ends(state, gone)
         state.sections = [section for section in state.sections if section not in gone + ends]
-    for section in gone:
-        _, fault, of = section.title.split()
-        if section.all("process"):
-            place.stop_process(unit_of(fault, int(of)))
+        held = {_unit(section) for section in state.faults if section.all("process")}
+    for unit in {_unit(section) for section in gone if section.all("process")} | {*place.started()} - held:
+        place.stop_process(unit)
     return list(dict.fromkeys(section.title.removeprefix("fault ") for section in gone + ends))
+
+
+def _unit(section: Section) -> str:
+    _, fault, of = section.title.split()
+    return unit_of(fault, int(of))
 
 
 def _is_meant(section: Section, name: str, gpu: int | None) -> bool:

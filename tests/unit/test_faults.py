@@ -307,6 +307,17 @@ def test_a_boot_brings_lost_gpus_and_drivers_back(server: Server) -> None:
     assert places.read(server.place).faults == []
 
 
+@pytest.mark.parametrize("server", [H100], indirect=True)
+def test_a_process_that_a_boot_of_the_hardware_has_left_is_ended_by_the_next_clear(server: Server) -> None:
+    server.plant("busy", 2)
+    ((pid, _),) = server.read()[2]["processes"]
+    subprocess.run([str(build.program()), "boot"], env=server.environment, check=True)
+    server.plant("busy", 3)
+    assert server.clear("gpu-lost") == []
+    assert not Path(f"/proc/{pid}/exe").exists()
+    assert len(server.read()[3]["processes"]) == 1
+
+
 WAIT = """
 import pynvml as nvml, sys
 nvml.nvmlInit()
