@@ -58,8 +58,8 @@ static uint64_t choose_start(const struct gpu *gpu, const struct profile *profil
     return best;
 }
 
-/* Ids count places as a heap does: one whole, two halves, four quarters ...; mirrored boards begin with the upper half. Where slots
- * are divided in another way than on a card that is known, two places may come to one id: then it is the lowest that is free. */
+/* Ids count places as a heap does: one whole, two halves, four quarters ...; mirrored boards begin with the upper half. Where
+ * slots are divided as on no card that is known, two places may come to one id: then it is the lowest that is free. */
 static size_t instance_id(const struct gpu *gpu, const struct profile *profile, uint64_t start) {
     uint64_t places = gpu->mig_slots / profile->size;
     uint64_t place = start / profile->size;

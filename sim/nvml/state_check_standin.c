@@ -53,7 +53,8 @@ static bool fits(const struct gpu_instance *instance, size_t part, uint64_t slic
 }
 
 static const char *check_mig(struct gpu *gpu, size_t index) {
-    if (gpu->profiles_count > 0 && (gpu->mig_current > 1 || gpu->mig_pending > 1 || gpu->mig_slots < 1 || gpu->mig_slots > MAX_STARTS))
+    bool told = gpu->mig_current <= 1 && gpu->mig_pending <= 1 && gpu->mig_slots >= 1 && gpu->mig_slots <= MAX_STARTS;
+    if (gpu->profiles_count > 0 && !told)
         return state_wrong("gpu %zu: a GPU with MIG profiles needs mig_current, mig_pending and mig_slots", index);
     const char *problem = check_profiles(gpu, index);
     for (size_t id = 0; id < MAX_INSTANCES && problem == NULL; id++) {
