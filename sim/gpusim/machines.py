@@ -29,6 +29,8 @@ def create(sim: Sim, args: argparse.Namespace) -> None:
     machine = Machine(sim, args.name)
     if machine.exists():
         _refuse_another(machine, args, image.family(kind))
+    elif not args.source:
+        image.key(kind)  # refuses hardware and releases that there are not, before anything is set up
     up(sim, args.name, args.source, kind, args.address, say)
 
 
@@ -92,8 +94,10 @@ def ssh(sim: Sim, args: argparse.Namespace) -> None:
 
 def snapshot(sim: Sim, args: argparse.Namespace) -> None:
     """Stop a machine and keep it as an image."""
+    machine = Machine(sim, args.name)
+    _ = machine.record
     with sim.lock():
-        Machine(sim, args.name).save_as_image(args.image)
+        machine.save_as_image(args.image)
     say(f"{args.name} is stopped and kept as the image {args.image}")
 
 

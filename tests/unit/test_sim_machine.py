@@ -392,3 +392,25 @@ def test_quickstart_says_what_it_does_to_the_machine(sim: Sim, monkeypatch: pyte
 def test_what_is_needed_is_found_or_named() -> None:
     assert "no-such-package" in packages.missing({"no-such-program": "no-such-package"})
     assert "libc" not in packages.missing({"sh": "libc"})
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("create", "x1", "--preset", "b300"), "b300 is not a hardware preset of the simulation"),
+        (("create", "x1", "--preset", "/no/such.yaml"), "there is no file /no/such.yaml"),
+        (("snapshot", "x1", "kept"), "there is no machine x1"),
+    ],
+)
+def test_what_cannot_be_made_sets_nothing_up(
+    words: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("GPUREADY_SIM_STATE", str(tmp_path / "state"))
+    assert cli.main(words) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "state").exists()
