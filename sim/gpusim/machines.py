@@ -30,7 +30,7 @@ def create(sim: Sim, args: argparse.Namespace) -> None:
     if machine.exists():
         _refuse_another(machine, args, image.family(kind))
     elif not args.source:
-        image.key(kind)  # refuses hardware and releases that there are not, before anything is set up
+        image.check(kind)  # before anything is set up
     up(sim, args.name, args.source, kind, args.address, say)
 
 

@@ -90,12 +90,18 @@ def suite_of(sim: Sim, name: str) -> str:
     return found[1] if found else ""
 
 
+def check(kind: Kind) -> None:
+    """Refuse hardware and releases that there are not, and hardware that is described wrongly."""
+    key(kind)
+    _install_hardware(kind, "--check")
+
+
 def ensure(sim: Sim, kind: Kind, say: Say = quiet) -> str:
     """Return the name of the kind's image; build it when there is none of this recipe. Hold the lock."""
     name = key(kind)
     if pool.is_subvolume(sim.pool / "images" / name):
         return name
-    _install_hardware(kind, "--check")
+    check(kind)
     system = _ensure_system(sim, kind.suite, say)
     started = time.monotonic()
     building = pool.scratch(sim, name)

@@ -399,6 +399,7 @@ def test_what_is_needed_is_found_or_named() -> None:
     [
         (("create", "x1", "--preset", "b300"), "b300 is not a hardware preset of the simulation"),
         (("create", "x1", "--preset", "/no/such.yaml"), "there is no file /no/such.yaml"),
+        (("create", "x1", "--preset", "{wrong}"), "wrong.yaml: key description is missing"),
         (("snapshot", "x1", "kept"), "there is no machine x1"),
     ],
 )
@@ -411,6 +412,8 @@ def test_what_cannot_be_made_sets_nothing_up(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("GPUREADY_SIM_STATE", str(tmp_path / "state"))
-    assert cli.main(words) == 2
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("gpu: h100-80gb-sxm\n")
+    assert cli.main([word.format(wrong=wrong) for word in words]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "state").exists()
