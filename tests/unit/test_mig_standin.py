@@ -128,6 +128,8 @@ def preset_of(case: dict[str, Any]) -> str:
         return PRESETS["a30"]
     if "RTX" in case["gpu"]:
         return PRESETS["rtxpro6000"]
+    if case["gpu"].startswith("H100 PCIe"):
+        return "h100-80gb-pcie-x4"
     return PRESETS["h100-80" if case["gpu"].startswith("H100") else "a100-40"]
 
 
