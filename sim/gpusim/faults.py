@@ -206,7 +206,7 @@ FAULTS = (
         Effect(
             until_clear={
                 "temperature_celsius": "=temperature_slowdown_celsius|90",
-                "throttle_reasons": "0x48",  # hardware slowdown, for thermal reasons
+                "throttle_reasons": "|0x48",  # hardware slowdown, for thermal reasons
                 "clock_graphics?": "50%clock_graphics_max",
                 "clock_sm?": "50%clock_sm_max",
             }
@@ -217,7 +217,7 @@ FAULTS = (
         "the power supply asked the GPU to slow down",
         Effect(
             until_clear={
-                "throttle_reasons": "0x88",  # hardware slowdown, for the power brake
+                "throttle_reasons": "|0x88",  # hardware slowdown, for the power brake
                 "clock_graphics?": "50%clock_graphics_max",
                 "clock_sm?": "50%clock_sm_max",
             }

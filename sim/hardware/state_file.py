@@ -107,6 +107,7 @@ class State:
         """Return what holds for `system` or `gpu N` now: its own lines with those of its faults laid over them."""
         section = self._titled(target)
         found = Section(target, list(section.lines))
+        bits: dict[str, int] = {}
         for fault in self.faults:
             if fault.title.split()[2] != target.removeprefix("gpu "):
                 continue
@@ -115,6 +116,9 @@ class State:
                     found.add(key, value)
                 elif value.startswith("+"):
                     found.set(key, str((found.number(key) or 0) + as_number(value[1:])))
+                elif value.startswith("|"):
+                    bits[key] = bits.get(key, 0) | as_number(value[1:])
+                    found.set(key, hex(bits[key]))
                 elif key != "until":
                     found.set(key, value)
         return found

@@ -225,27 +225,47 @@ static const char *parse_line(char *text, int line, struct state *state, struct 
     return place->gpu == NULL ? set_of_system(state, key, value, line) : set_of_gpu(place->gpu, key, value, line);
 }
 
-/* `key = +N`: what counts stays a sum, in whatever order faults come and go. */
-static const char *add_to_gpu(struct gpu *gpu, const char *key, const char *value) {
-    for (size_t i = 0; i < gpu_fields_count; i++) {
-        uint64_t more = 0, sum;
-        const char *rest = state_parse_number(value + 1, 10, &more);
-        if (strcmp(gpu_fields[i].key, key) != 0 || gpu_fields[i].kind != FIELD_NUMBER || rest == NULL || *rest != '\0')
-            continue;
-        memcpy(&sum, (char *)gpu + gpu_fields[i].offset, sizeof(sum));
-        sum = sum == ABSENT ? 0 : sum;
-        sum = more < ABSENT - sum ? sum + more : ABSENT - 1;
-        memcpy((char *)gpu + gpu_fields[i].offset, &sum, sizeof(sum));
+static uint64_t *number_of(struct gpu *gpu, const char *key) {
+    for (size_t i = 0; i < gpu_fields_count; i++)
+        if (strcmp(gpu_fields[i].key, key) == 0 && gpu_fields[i].kind == FIELD_NUMBER)
+            return (uint64_t *)(void *)((char *)gpu + gpu_fields[i].offset);
+    return NULL;
+}
+
+/* The bits that all faults of a GPU set by `key = |N`. */
+static uint64_t bits_of_faults(const struct state *state, uint64_t gpu, const char *key) {
+    uint64_t bits = 0, more;
+    for (size_t i = 0; i < state->faults_count; i++)
+        for (size_t n = 0; state->faults[i].gpu == gpu && n < state->faults[i].lines_count; n++) {
+            char text[sizeof(state->faults[i].lines[0])], *name, *value;
+            memcpy(text, state->faults[i].lines[n], sizeof(text));
+            if (split(text, &name, &value, 0) == NULL && strcmp(name, key) == 0 && *value == '|' &&
+                state_parse_number(value + 1, 10, &more) != NULL)
+                bits |= more;
+        }
+    return bits;
+}
+
+/* `key = +N` and `key = |N`: a sum, or bits together, in whatever order faults come and go. */
+static const char *join_with_gpu(struct state *state, const struct fault *fault, const char *key, const char *value) {
+    uint64_t more = 0, *number = number_of(&state->gpus[fault->gpu], key);
+    const char *rest = state_parse_number(value + 1, 10, &more);
+    if (number == NULL || rest == NULL || *rest != '\0')
+        return state_wrong("%.40s = %.40s is not a number that %s", key, value, *value == '+' ? "counts" : "has bits");
+    if (*value == '|') {
+        *number = bits_of_faults(state, fault->gpu, key);
         return NULL;
     }
-    return state_wrong("%.40s = %.40s is not a number that counts", key, value);
+    uint64_t sum = *number == ABSENT ? 0 : *number;
+    *number = more < ABSENT - sum ? sum + more : ABSENT - 1;
+    return NULL;
 }
 
 static const char *lay_line(struct state *state, const struct fault *fault, const char *key, const char *value) {
     if (fault->gpu == ABSENT)
         return set_of_system(state, key, value, 0);
-    struct gpu *gpu = &state->gpus[fault->gpu];
-    return *value == '+' ? add_to_gpu(gpu, key, value) : set_of_gpu(gpu, key, value, 0);
+    bool joins = *value == '+' || *value == '|';
+    return joins ? join_with_gpu(state, fault, key, value) : set_of_gpu(&state->gpus[fault->gpu], key, value, 0);
 }
 
 /* Lays the faults over what the file says without them. */

@@ -2,7 +2,8 @@
  *
  * Under [system] and [gpu N] stand lines `key = value`. Under [fault NAME N] (or [fault NAME system]) stand lines that hold
  * instead of those of GPU N for as long as the section is there: taking a fault away is taking its section away. A line
- * `key = +N` under a fault of a GPU adds to the number that is there.
+ * `key = +N` under a fault of a GPU adds to the number that is there. `key = |N` puts the bits of all such lines of its
+ * faults together, instead of the number that is there.
  */
 #ifndef GPUREADY_STATE_STANDIN_H
 #define GPUREADY_STATE_STANDIN_H

@@ -261,6 +261,27 @@ def test_faults_that_count_are_a_sum_whichever_ends_first(server: Server) -> Non
     assert server.read() == before
 
 
+@pytest.mark.parametrize("first", ["thermal-throttle", "power-brake"])
+@pytest.mark.parametrize("server", [H100], indirect=True)
+def test_what_slows_a_gpu_is_told_together_whichever_ends_first(server: Server, first: str) -> None:
+    before = server.read()
+    bits = {"thermal-throttle": 0x48, "power-brake": 0x88}
+    second = next(name for name in bits if name != first)
+    server.plant(first)
+    server.plant(second)
+    server.plant(second, 1)
+    assert [gpu["throttling"] for gpu in server.read()[:3]] == [0xC8, bits[second], before[2]["throttling"]]
+    # The editor of the file says the same as the library.
+    assert [places.read(server.place).effective(f"gpu {gpu}").number("throttle_reasons") for gpu in (0, 1)] == [
+        0xC8,
+        bits[second],
+    ]
+    server.clear(first)
+    assert server.read()[0]["throttling"] == bits[second]
+    server.clear(second)
+    assert server.read() == before
+
+
 CLEARED = """
 import pynvml as N
 N.nvmlInit()

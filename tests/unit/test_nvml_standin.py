@@ -179,6 +179,16 @@ def test_a_damaged_state_file_is_refused_in_one_sentence(
     assert done.stderr == f"libnvidia-ml-standin: {file}: {sentence.format(line)}.\n"
 
 
+@pytest.mark.parametrize(("line", "lacks"), [("uuid = +1", "counts"), ("throttle_reasons = |z", "has bits")])
+def test_what_no_fault_can_join_is_refused(sanitized: Path, tmp_path: Path, line: str, lacks: str) -> None:
+    file = tmp_path / "gpus.conf"
+    file.write_text(f"{state()}\n[fault odd 5]\nuntil = clear\n{line}\n", encoding="utf-8")
+    done = run(sanitized, "files", str(file))
+
+    assert done.stdout.split() == [str(pynvml.NVML_ERROR_UNKNOWN)]
+    assert done.stderr == f"libnvidia-ml-standin: {file}: fault odd: {line} is not a number that {lacks}.\n"
+
+
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
