@@ -159,7 +159,9 @@ def _check_shared(server: Server, file: Path) -> None:
             if part is not None and known.setdefault(part, whole) != whole:
                 raise RefusalError(f"{file}: gpus[{index}].{outer}: {inner} {part} is of {outer} {known[part]} already")
     minors = (index if place.minor is None else place.minor for index, place in enumerate(server.gpus))
-    modules = (place.module for place in server.gpus if place.module is not None)
+    # Only a board with NVSwitches numbers its modules: cards that are apart all say 1.
+    board = server.gpus if server.nvlink is not None and server.nvlink.switches else []
+    modules = (place.module for place in board if place.module is not None)
     for key, values in (("minor", Counter(minors)), ("module", Counter(modules))):
         for value, times in values.items():
             if times > 1:

@@ -169,7 +169,7 @@ def test_show_as_json_and_of_one_gpu(call: Any) -> None:
         ("gpuready-standin 2\n[system]\n[gpu 0]\nprocess = x\n", "line 4: a process is `process = PID BYTES"),
         ("gpuready-standin 2\n[fault x]\n", "line 2: a fault begins with [fault NAME GPU] or [fault NAME system]; "),
         ("\0\xff", "gpus.conf: "),
-        (run.compiled("t4-x1", "test") + "# \xe9\n", "line 75: not printable ASCII; mend it"),
+        (run.compiled("t4-x1", "test") + "# \xe9\n", "line 76: not printable ASCII; mend it"),
     ],
 )
 def test_a_damaged_file_is_one_sentence(call: Any, folder: Path, text: str, said: str) -> None:

@@ -201,6 +201,15 @@ def test_a_minor_number_may_be_given_but_not_twice(tmp_path: Path) -> None:
         own(tmp_path, text.replace("minor: 0", "minor: 1"))
 
 
+def test_modules_of_one_board_differ_and_those_of_cards_need_not(tmp_path: Path) -> None:
+    text = (CHECKOUT / "sim/hardware/presets/b200-180gb-sxm-x8.yaml").read_text(encoding="utf-8")
+    with pytest.raises(RefusalError, match=r"own\.yaml: two of gpus have the module 6$"):
+        own(tmp_path, text.replace("module: 8", "module: 6"))
+
+    cards = OWN.replace("switch: 0}", "switch: 0, module: 1}").replace("switch: 1}", "switch: 1, module: 1}")
+    assert render_state(own(tmp_path, cards), "mine").count("\nmodule_id = 1\n") == 2
+
+
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
