@@ -109,9 +109,7 @@ GIVES_NUMBER(nvmlDeviceGetComputeMode, compute_mode)
 static nvmlReturn_t set_mode(nvmlDevice_t device, size_t place, bool allowed, unsigned mode) {
     struct state *written;
     struct gpu *gpu;
-    nvmlReturn_t result = change_begin(&written);
-    if (result == NVML_SUCCESS)
-        result = check_gpu(device, &gpu);
+    nvmlReturn_t result = change_begin_gpu(device, &written, &gpu);
     if (result != NVML_SUCCESS)
         return change_end(result);
     uint64_t *number = (uint64_t *)(void *)((char *)&written->gpus[device->gpu] + place);

@@ -143,6 +143,11 @@ nvmlReturn_t change_begin(struct state **written) {
     return NVML_SUCCESS;
 }
 
+nvmlReturn_t change_begin_gpu(nvmlDevice_t device, struct state **written, struct gpu **gpu) {
+    nvmlReturn_t result = change_begin(written);
+    return result == NVML_SUCCESS ? check_gpu(device, gpu) : result;
+}
+
 nvmlReturn_t change_end(nvmlReturn_t result) {
     if (result == NVML_SUCCESS && changed != NULL) {
         const char *problem = state_write(state_path(), changed);

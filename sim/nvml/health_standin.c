@@ -45,9 +45,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetDefaultEccMode(nvmlDevice_t device, unsigned *m
 EXPORT nvmlReturn_t nvmlDeviceSetEccMode(nvmlDevice_t device, unsigned mode) {
     struct state *written;
     struct gpu *gpu;
-    nvmlReturn_t result = change_begin(&written);
-    if (result == NVML_SUCCESS)
-        result = check_gpu(device, &gpu);
+    nvmlReturn_t result = change_begin_gpu(device, &written, &gpu);
     if (result != NVML_SUCCESS)
         return change_end(result);
     if (gpu->ecc_current == ABSENT)
@@ -135,9 +133,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetSramEccErrorStatus(nvmlDevice_t device, nvmlEcc
 EXPORT nvmlReturn_t nvmlDeviceClearEccErrorCounts(nvmlDevice_t device, unsigned counter) {
     struct state *written;
     struct gpu *gpu;
-    nvmlReturn_t result = change_begin(&written);
-    if (result == NVML_SUCCESS)
-        result = check_gpu(device, &gpu);
+    nvmlReturn_t result = change_begin_gpu(device, &written, &gpu);
     if (result != NVML_SUCCESS)
         return change_end(result);
     if (gpu->ecc_current != 1)

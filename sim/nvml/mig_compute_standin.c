@@ -107,16 +107,24 @@ static nvmlComputeInstanceProfileInfo_v2_t describe(const struct profile *parent
     return info;
 }
 
-static nvmlReturn_t profile_info(
-    nvmlGpuInstance_t handle, unsigned profile, unsigned engine, nvmlComputeInstanceProfileInfo_v2_t *info) {
+/* Begins a call about the parts of one kind that a GPU instance can be divided into. */
+static nvmlReturn_t begin_part(
+    nvmlGpuInstance_t handle, unsigned profile, unsigned engine, struct gpu_instance **parent, const struct profile **of_parent,
+    uint64_t *slices) {
     struct gpu *gpu;
-    struct gpu_instance *parent;
-    uint64_t slices;
-    nvmlReturn_t result = begin_parent(handle, &gpu, &parent);
+    nvmlReturn_t result = begin_parent(handle, &gpu, parent);
     if (result != NVML_SUCCESS)
         return result;
-    const struct profile *of_parent = state_find_profile(gpu, parent->profile);
-    result = find_slices(of_parent, profile, engine, &slices);
+    *of_parent = state_find_profile(gpu, (*parent)->profile);
+    return find_slices(*of_parent, profile, engine, slices);
+}
+
+static nvmlReturn_t profile_info(
+    nvmlGpuInstance_t handle, unsigned profile, unsigned engine, nvmlComputeInstanceProfileInfo_v2_t *info) {
+    struct gpu_instance *parent;
+    const struct profile *of_parent;
+    uint64_t slices;
+    nvmlReturn_t result = begin_part(handle, profile, engine, &parent, &of_parent, &slices);
     if (result == NVML_SUCCESS)
         *info = describe(of_parent, profile, slices);
     return result;
@@ -170,14 +178,11 @@ static unsigned list_starts(
 
 EXPORT nvmlReturn_t nvmlGpuInstanceGetComputeInstancePossiblePlacements(
     nvmlGpuInstance_t handle, unsigned profile, nvmlPlacement_t *placements, unsigned *count) {
-    struct gpu *gpu;
     struct gpu_instance *parent;
+    const struct profile *of_parent;
     uint64_t slices;
     nvmlPlacement_t found[MAX_COMPUTE];
-    nvmlReturn_t result = begin_parent(handle, &gpu, &parent);
-    const struct profile *of_parent = result == NVML_SUCCESS ? state_find_profile(gpu, parent->profile) : NULL;
-    if (result == NVML_SUCCESS)
-        result = find_slices(of_parent, profile, ENGINE_SHARED, &slices);
+    nvmlReturn_t result = begin_part(handle, profile, ENGINE_SHARED, &parent, &of_parent, &slices);
     if (result != NVML_SUCCESS)
         return end(result);
     return end(give_placements(found, list_starts(of_parent, NULL, slices, found), placements, count));
@@ -185,14 +190,11 @@ EXPORT nvmlReturn_t nvmlGpuInstanceGetComputeInstancePossiblePlacements(
 
 EXPORT nvmlReturn_t nvmlGpuInstanceGetComputeInstanceRemainingCapacity(
     nvmlGpuInstance_t handle, unsigned profile, unsigned *count) {
-    struct gpu *gpu;
     struct gpu_instance *parent;
+    const struct profile *of_parent;
     uint64_t slices;
     nvmlPlacement_t found[MAX_COMPUTE];
-    nvmlReturn_t result = begin_parent(handle, &gpu, &parent);
-    const struct profile *of_parent = result == NVML_SUCCESS ? state_find_profile(gpu, parent->profile) : NULL;
-    if (result == NVML_SUCCESS)
-        result = find_slices(of_parent, profile, ENGINE_SHARED, &slices);
+    nvmlReturn_t result = begin_part(handle, profile, ENGINE_SHARED, &parent, &of_parent, &slices);
     if (result != NVML_SUCCESS)
         return end(result);
     return end(give_number(list_starts(of_parent, parent, slices, found), count));

@@ -132,9 +132,7 @@ static bool is_held(const struct gpu *gpu) {
 static nvmlReturn_t create(nvmlDevice_t device, unsigned id, const nvmlPlacement_t *wanted, nvmlGpuInstance_t *made) {
     struct state *written;
     struct gpu *gpu;
-    nvmlReturn_t result = change_begin(&written);
-    if (result == NVML_SUCCESS)
-        result = check_gpu(device, &gpu);
+    nvmlReturn_t result = change_begin_gpu(device, &written, &gpu);
     if (result != NVML_SUCCESS)
         return change_end(result);
     if (gpu->mig_current != 1)

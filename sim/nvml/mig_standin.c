@@ -41,9 +41,7 @@ bool has_instances(const struct gpu *gpu) {
 EXPORT nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned mode, nvmlReturn_t *activation) {
     struct state *written;
     struct gpu *gpu;
-    nvmlReturn_t result = change_begin(&written);
-    if (result == NVML_SUCCESS)
-        result = check_gpu(device, &gpu);
+    nvmlReturn_t result = change_begin_gpu(device, &written, &gpu);
     if (result != NVML_SUCCESS)
         return change_end(result);
     if (gpu->mig_current == ABSENT)
@@ -92,6 +90,19 @@ static nvmlReturn_t find_profile(const struct gpu *gpu, unsigned enumeration, co
     return *profile == NULL ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;
 }
 
+/* What both versions say of a profile; the second has it at other places. */
+#define FIELDS_OF(profile) \
+    .id = (unsigned)profile->id, \
+    .sliceCount = (unsigned)profile->slices, \
+    .instanceCount = (unsigned)profile->maximum, \
+    .multiprocessorCount = (unsigned)profile->multiprocessors, \
+    .copyEngineCount = (unsigned)profile->copy_engines, \
+    .decoderCount = (unsigned)profile->decoders, \
+    .encoderCount = (unsigned)profile->encoders, \
+    .jpegCount = (unsigned)profile->jpegs, \
+    .ofaCount = (unsigned)profile->ofas, \
+    .memorySizeMB = profile->memory_mb
+
 EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfo(
     nvmlDevice_t device, unsigned enumeration, nvmlGpuInstanceProfileInfo_t *info) {
     struct gpu *gpu;
@@ -101,37 +112,14 @@ EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfo(
         result = info == NULL ? NVML_ERROR_INVALID_ARGUMENT : find_profile(gpu, enumeration, &profile);
     if (result != NVML_SUCCESS)
         return end(result);
-    *info = (nvmlGpuInstanceProfileInfo_t){
-        .id = (unsigned)profile->id,
-        .sliceCount = (unsigned)profile->slices,
-        .instanceCount = (unsigned)profile->maximum,
-        .multiprocessorCount = (unsigned)profile->multiprocessors,
-        .copyEngineCount = (unsigned)profile->copy_engines,
-        .decoderCount = (unsigned)profile->decoders,
-        .encoderCount = (unsigned)profile->encoders,
-        .jpegCount = (unsigned)profile->jpegs,
-        .ofaCount = (unsigned)profile->ofas,
-        .memorySizeMB = profile->memory_mb,
-    };
+    *info = (nvmlGpuInstanceProfileInfo_t){FIELDS_OF(profile)};
     return end(NVML_SUCCESS);
 }
 
 static nvmlReturn_t describe(const struct profile *profile, nvmlGpuInstanceProfileInfo_v2_t *info) {
     if (info->version != VERSION_OF(nvmlGpuInstanceProfileInfo_v2_t, 2))
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-    *info = (nvmlGpuInstanceProfileInfo_v2_t){
-        .version = info->version,
-        .id = (unsigned)profile->id,
-        .sliceCount = (unsigned)profile->slices,
-        .instanceCount = (unsigned)profile->maximum,
-        .multiprocessorCount = (unsigned)profile->multiprocessors,
-        .copyEngineCount = (unsigned)profile->copy_engines,
-        .decoderCount = (unsigned)profile->decoders,
-        .encoderCount = (unsigned)profile->encoders,
-        .jpegCount = (unsigned)profile->jpegs,
-        .ofaCount = (unsigned)profile->ofas,
-        .memorySizeMB = profile->memory_mb,
-    };
+    *info = (nvmlGpuInstanceProfileInfo_v2_t){.version = info->version, FIELDS_OF(profile)};
     snprintf(info->name, sizeof(info->name), "MIG %s", profile->name);
     return NVML_SUCCESS;
 }

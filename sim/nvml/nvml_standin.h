@@ -58,6 +58,7 @@ nvmlReturn_t end(nvmlReturn_t result);
  * says (no faults in it); judge by `current`, write into `written`, then change_end(NVML_SUCCESS) puts the file in its place, and
  * any other result leaves it as it was. It refuses who is not root. Replaces begin() and end(). */
 nvmlReturn_t change_begin(struct state **written);
+nvmlReturn_t change_begin_gpu(nvmlDevice_t device, struct state **written, struct gpu **gpu); /* and finds a whole GPU */
 nvmlReturn_t change_end(nvmlReturn_t result);
 
 /* The GPU or MIG device of a handle inside a change; NVML_SUCCESS or the error of begin_gpu. */

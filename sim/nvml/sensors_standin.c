@@ -145,9 +145,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t de
 EXPORT nvmlReturn_t nvmlDeviceSetPowerManagementLimit(nvmlDevice_t device, unsigned milliwatts) {
     struct state *written;
     struct gpu *gpu;
-    nvmlReturn_t result = change_begin(&written);
-    if (result == NVML_SUCCESS)
-        result = check_gpu(device, &gpu);
+    nvmlReturn_t result = change_begin_gpu(device, &written, &gpu);
     if (result != NVML_SUCCESS)
         return change_end(result);
     if (gpu->power_limit_min_milliwatts == ABSENT || gpu->power_limit_max_milliwatts == ABSENT)
