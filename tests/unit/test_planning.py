@@ -11,8 +11,8 @@ import pytest
 from gpuready import catalog
 from gpuready.outcome import Refusal
 from gpuready.planning.flags import split
-from gpuready.planning.memory import budget
-from gpuready.planning.model import ModelFacts, UnknownModel, read_facts
+from gpuready.planning.memory.budget import budget
+from gpuready.planning.model.config import ModelFacts, UnknownModel, read_facts
 from gpuready.planning.placement import place
 from gpuready.planning.plan import effective_stack, make_plan
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from gpuready.outcome import Failure
 from gpuready.planning.flags import as_yaml, split
-from gpuready.planning.memory import UTILIZATION, Budget, budget, kv_bytes_per_token_per_gpu
-from gpuready.planning.model import ModelFacts
+from gpuready.planning.memory.budget import UTILIZATION, Budget, budget, kv_bytes_per_token_per_gpu
+from gpuready.planning.model.config import ModelFacts
 
 BATCHED_TOKENS = 8192
 

@@ -8,8 +8,8 @@ from typing import Any
 from gpuready import catalog
 from gpuready.outcome import Failure, Refusal
 from gpuready.planning import preflight, surroundings
-from gpuready.planning.memory import GIB
-from gpuready.planning.model import ModelFacts, UnknownModel, read_facts
+from gpuready.planning.memory.budget import GIB
+from gpuready.planning.model.config import ModelFacts, UnknownModel, read_facts
 from gpuready.planning.plan import SIMULATED_MODELS, card_key, effective_stack, make_plan
 
 PATHS = ("/", "/opt/gpuready", "/srv/models", "/usr", "/var/cache", "/var/lib/gpuready")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuready.planning.model import ModelFacts
+from gpuready.planning.model.config import ModelFacts
 
 GIB = 1024**3
 UTILIZATION = 0.90
