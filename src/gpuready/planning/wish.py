@@ -1,4 +1,4 @@
-"""What is asked of the planner for one deployment, and what it answers: the contract of search, explanation and command line."""
+"""What is asked of the planner for one deployment, and what it answers: the contract of search and explanation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Workload:
     concurrency: int
     """Requests in flight at once, at the busiest time."""
     preemption: float = 0.01
-    """How likely it may be, at that time, that the KV cache is too small and a request must wait or be computed again."""
+    """How likely it may be, at that time, that the KV cache is too small and a request waits or is computed again."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Option:
     replicas: int
     estimate: Estimate
     concurrency: int
-    """Requests at once that all replicas serve with at most the workload's probability of preemption, at the planned limits."""
+    """Requests at once that all replicas serve with at most the workload's probability of preemption."""
     possible: int
     """What the KV cache alone would allow."""
     binding: str

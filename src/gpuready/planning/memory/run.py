@@ -111,7 +111,7 @@ class Estimate:
     budget_gib: float
     """What the engine allows itself for everything that it counts."""
     outside: Range
-    """Used before the engine looks, or after it has counted: context, communication buffers, graphs in older versions."""
+    """Used before the engine looks or after it has counted: context, communication, graphs in older versions."""
     weights: Range
     activation: Range
     non_torch: Range

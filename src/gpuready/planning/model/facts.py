@@ -16,11 +16,11 @@ layer reads another's.
 """
 
 SPLITS = ("tensor", "kv_heads", "vocabulary", "experts", "whole")
-"""How tensor parallelism divides a component: evenly; by KV heads, of which every GPU holds at least one; the vocabulary,
+"""How tensor parallelism divides a component: evenly; by KV heads, of which every GPU holds at least one; by vocabulary,
 padded; the experts, by tensor or by expert parallelism; not at all."""
 
 PLACES = ("first", "last", "layers")
-"""On which stages of a pipeline a component lies: the first (embeddings), the last (head), or spread with the layers."""
+"""Where in a pipeline a component lies: on the first stage (embeddings), the last (head), or spread with the layers."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Component:
     """Weights of one kind."""
 
     name: str
-    """embedding, head, attention, kv, mlp, experts, shared_experts, router, norms, recurrent, vision, draft or other."""
+    """embedding, head, attention, kv, mlp, experts, shared_experts, router, norms, recurrent, vision, draft, other."""
     elements: int
     bytes: int
     """Bytes in the checkpoint's own format, with scales and zero points of quantized parts."""
