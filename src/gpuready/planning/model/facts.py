@@ -16,7 +16,7 @@ layer reads another's.
 """
 
 SPLITS = ("tensor", "kv_heads", "vocabulary", "experts", "whole")
-"""How tensor parallelism divides a component: evenly; by KV heads, of which every GPU holds at least one; by vocabulary,
+"""How tensor parallelism divides a component: evenly; by KV heads, of which every GPU holds at least one; vocabulary,
 padded; the experts, by tensor or by expert parallelism; not at all."""
 
 PLACES = ("first", "last", "layers")
