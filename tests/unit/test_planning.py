@@ -12,7 +12,8 @@ from gpuready import catalog
 from gpuready.outcome import Refusal
 from gpuready.planning.flags import split
 from gpuready.planning.memory.budget import budget
-from gpuready.planning.model.config import ModelFacts, UnknownModel, read_facts
+from gpuready.planning.model.config import UnknownModel, read_facts
+from gpuready.planning.model.facts import ModelFacts
 from gpuready.planning.placement import place
 from gpuready.planning.plan import effective_stack, make_plan
 

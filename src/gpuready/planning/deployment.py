@@ -9,7 +9,7 @@ from typing import Any
 from gpuready.outcome import Failure
 from gpuready.planning.flags import as_yaml, split
 from gpuready.planning.memory.budget import UTILIZATION, Budget, budget, kv_bytes_per_token_per_gpu
-from gpuready.planning.model.config import ModelFacts
+from gpuready.planning.model.facts import ModelFacts
 
 BATCHED_TOKENS = 8192
 
@@ -148,7 +148,7 @@ def _shrink_to_stand_in(
     settings: dict[str, Any], memory: Mapping[str, Any], model: ModelFacts, chosen: Mapping[str, Any]
 ) -> str:
     """Give the CPU engine its own small memory: the plan stays the card's, the engine is a stand-in."""
-    tokens = memory["kv_cache_mib"] * 1024**2 // model.kv_bytes_per_token
+    tokens = memory["kv_cache_mib"] * 1024**2 // int(model.kv_bytes_per_token())
     settings["tensor_parallel_size"] = 1
     settings.setdefault("kv_cache_memory_bytes", memory["kv_cache_mib"] * 1024**2)
     for name in ("max_num_seqs", "max_num_batched_tokens"):

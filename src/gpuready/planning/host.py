@@ -9,7 +9,8 @@ from gpuready import catalog
 from gpuready.outcome import Failure, Refusal
 from gpuready.planning import preflight, surroundings
 from gpuready.planning.memory.budget import GIB
-from gpuready.planning.model.config import ModelFacts, UnknownModel, read_facts
+from gpuready.planning.model.config import UnknownModel, read_facts
+from gpuready.planning.model.facts import ModelFacts
 from gpuready.planning.plan import SIMULATED_MODELS, card_key, effective_stack, make_plan
 
 PATHS = ("/", "/opt/gpuready", "/srv/models", "/usr", "/var/cache", "/var/lib/gpuready")

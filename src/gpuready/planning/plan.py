@@ -13,7 +13,7 @@ from typing import Any
 from gpuready import __version__, catalog
 from gpuready.outcome import Failure, Refusal
 from gpuready.planning.deployment import plan_deployment
-from gpuready.planning.model.config import ModelFacts
+from gpuready.planning.model.facts import ModelFacts
 from gpuready.planning.placement import place
 
 ENGINES_FOLDER = "/opt/gpuready/engines"

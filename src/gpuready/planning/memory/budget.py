@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuready.planning.model.config import ModelFacts
+from gpuready.planning.model.facts import ModelFacts
 
 GIB = 1024**3
 UTILIZATION = 0.90
@@ -35,13 +35,13 @@ class Budget:
 
 def kv_bytes_per_token_per_gpu(model: ModelFacts, tensor_parallel: int) -> float:
     """Bytes per token on one GPU; KV heads fewer than GPUs are replicated, not split."""
-    shards = min(tensor_parallel, model.kv_heads)
-    return model.kv_bytes_per_token / shards
+    shards = min(tensor_parallel, min(group.kv_heads or 1 for group in model.groups))
+    return model.kv_bytes_per_token() / shards
 
 
 def activation_bytes(model: ModelFacts, max_num_seqs: int, max_num_batched_tokens: int) -> float:
     """Peak of the profiling pass: sampler over all sequences, plus one forward pass's hidden states."""
-    return SAMPLER_BYTES * max_num_seqs * model.vocab + 1.5 * max_num_batched_tokens * model.hidden * 2
+    return SAMPLER_BYTES * max_num_seqs * model.vocabulary + 1.5 * max_num_batched_tokens * model.hidden * 2
 
 
 def budget(
