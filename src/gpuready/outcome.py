@@ -106,6 +106,10 @@ class Result:
     """What `--check` cannot know yet, because it depends on something that would be installed first."""
     data: dict[str, Any] = field(default_factory=dict)
     """What a reading verb was asked for, e.g. the facts."""
+    page: str = ""
+    """What people read in place of the summary, laid out for their terminal; it is no part of the JSON."""
+    bare: bool = False
+    """The JSON is the data alone, because its form is a contract of its own; failures have the form of all commands."""
     exit: Exit = Exit.DONE
 
     def include(self, other: Result) -> None:

@@ -64,7 +64,7 @@ def test_a_verb_does_not_see_the_proxy_but_its_programs_do(monkeypatch: pytest.M
 
     monkeypatch.setattr(main, "_verbs", lambda _: {"look": Verb("look", look, takes_input=True)})
     given = {"names": ["a"], "proxy": {"http": "http://u:p@proxy:3128"}}
-    monkeypatch.setattr(main, "_read_input", lambda _: given)
+    monkeypatch.setattr(main, "object_of", lambda _: given)
     with monkeypatch.context() as changed:
         changed.setattr(os, "environ", dict(os.environ))
         main.run(["host", "look", "--json"])

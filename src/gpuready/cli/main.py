@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import importlib
+import io
 import json
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from gpuready import __version__
 from gpuready.cli.environment import own_environment
-from gpuready.cli.verb import Call, Verb
+from gpuready.cli.reading import object_of
+from gpuready.cli.screen import Screen
+from gpuready.cli.verb import Call, Option, Verb
 from gpuready.outcome import Busy, Exit, Failure, Refusal, Result, masked
 from gpuready.serving import turn
 
@@ -27,11 +32,12 @@ NOUNS: dict[str, str] = {
     "host": "settings of the host: kernel parameters, firewall",
     "engine": "inference engines: build, list",
     "model": "models on disk: check, list",
-    "plan": "what fits and why: explain",
+    "plan": "what fits on which card and why: make, explain, compare, recommend, backtest",
     "gateway": "the only door to the engines: apply",
     "release": "rendered deployments: apply, list",
     "deployment": "running deployments: status, and the steps of their units",
     "spec": "what an operator declares: check, schema, docs (controller only)",
+    "completion": "completion of this command line: bash, zsh",
 }
 
 
@@ -42,10 +48,24 @@ def _verbs(noun: str) -> dict[str, Verb]:
     return verbs
 
 
+class _Parser(argparse.ArgumentParser):
+    """Refuses a command line as every other input is refused: in one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the refusal."""
+        raise Refusal(Failure("command.line", f"{self.prog}: {message}", "", f"see {self.prog} --help"))
+
+
+def _nearest(said: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(said, list(known), n=1)
+    return f"did you mean {near[0]}?" if near else f"there is {', '.join(known)}"
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="gpuready",
         description="Takes a bare GPU server, makes it serve language models, and keeps it that way.",
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=__version__)
     nouns = parser.add_subparsers(dest="noun", metavar="NOUN", required=True)
@@ -55,39 +75,76 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _verb_parser(noun: str, verbs: dict[str, Verb]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"gpuready {noun}", description=NOUNS[noun])
+    parser = _Parser(prog=f"gpuready {noun}", description=NOUNS[noun], allow_abbrev=False)
     sub = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name, verb in verbs.items():
-        one = sub.add_parser(name, help=verb.help, description=verb.help)
+        one = sub.add_parser(
+            name,
+            help=verb.help,
+            description=verb.help,
+            epilog=verb.more or None,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        for argument in verb.arguments:
+            one.add_argument(argument, metavar=argument.upper())
+        for option in verb.options:
+            _add_option(one, option)
+        if verb.takes_input:
+            one.add_argument("--input", metavar="FILE", help="read the input from FILE; - or nothing: stdin")
         one.add_argument("--json", action="store_true", help="print the result as one JSON object")
         # A reading verb takes it too, so that a caller in check mode need not know which verbs read.
         check_help = "say what would change, change nothing" if verb.changes else argparse.SUPPRESS
         one.add_argument("--check", action="store_true", help=check_help)
-        if verb.takes_input:
-            one.add_argument("--input", metavar="FILE", help="read the input from FILE; - or nothing: stdin")
-        for argument in verb.arguments:
-            one.add_argument(argument, metavar=argument.upper())
     return parser
 
 
-def _read_input(source: str | None) -> dict[str, Any]:
-    """Read the JSON object that a verb takes; an empty stdin is an empty object."""
-    where = "standard input" if source in (None, "-") else str(source)
-    try:
-        if source in (None, "-"):
-            text = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
-        else:
-            with open(str(source), encoding="utf-8") as file:  # noqa: PTH123 - the path is the operator's
-                text = file.read()
-        value = json.loads(text) if text.strip() else {}
-    except OSError as error:
-        problem = Failure("input.unreadable", f"{where} cannot be read", str(error.strerror))
-        raise Refusal(problem) from error
-    except ValueError as error:
-        raise Refusal(Failure("input.not_json", f"{where} is not JSON", str(error))) from error
-    if not isinstance(value, dict):
-        raise Refusal(Failure("input.not_object", f"{where} is not a JSON object"))
-    return value
+def _add_option(parser: argparse.ArgumentParser, option: Option) -> None:
+    flag = f"--{option.name}"
+    if not option.metavar:
+        parser.add_argument(flag, dest=option.key, action="store_true", help=option.help)
+        return
+
+    def read(text: str) -> Any:
+        allowed = option.choices() if option.choices else None
+        if allowed is not None and text not in allowed:
+            raise argparse.ArgumentTypeError(f"{text!r} is refused, {_nearest(text, allowed)}")
+        try:
+            return option.kind(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r} is refused, {error}") from error
+
+    parser.add_argument(
+        flag,
+        dest=option.key,
+        metavar=option.metavar,
+        type=read,
+        # A list as the default would be shared by all calls.
+        default=option.default,
+        action="append" if option.repeatable else "store",
+        help=option.help,
+    )
+
+
+def _parse(argv: list[str]) -> tuple[str, Verb, dict[str, Any]]:
+    """Return noun, verb and options of a command line; what is misspelled is refused with the nearest."""
+    said = [word for word in argv if not word.startswith("-")]
+    if argv and argv[:1] == said[:1] and said[0] not in NOUNS:
+        raise Refusal(Failure("command.line", f"gpuready {said[0]}: no such noun", "", _nearest(said[0], NOUNS)))
+    known, rest = _parser().parse_known_args(argv)
+    verbs = _verbs(known.noun)
+    if rest and not rest[0].startswith("-") and rest[0] not in verbs:
+        what = f"gpuready {known.noun} {rest[0]}: no such verb"
+        raise Refusal(Failure("command.line", what, "", _nearest(rest[0], verbs)))
+    options, unknown = _verb_parser(known.noun, verbs).parse_known_args(rest)
+    verb = verbs[options.verb]
+    if unknown:
+        what = f"gpuready {known.noun} {options.verb}: {unknown[0].partition('=')[0]} is not taken here"
+        flags = [f"--{option.name}" for option in verb.options] + ["--json"]
+        near = difflib.get_close_matches(unknown[0].partition("=")[0], flags, n=1)
+        fix = f"did you mean {near[0]}?" if near else f"see gpuready {known.noun} {options.verb} --help"
+        raise Refusal(Failure("command.line", what, "", fix))
+    return known.noun, verb, vars(options)
 
 
 def _print_for_people(result: Result) -> None:
@@ -102,28 +159,29 @@ def _print_for_people(result: Result) -> None:
     for what in shown["undecided"]:
         print(f"decided after install: {what}")
     if result.summary:
-        print(shown["summary"])
+        print(result.page or shown["summary"])
     for failure in result.failures:
         print(f"{failure.code}: {failure.sentence()}", file=sys.stderr)
 
 
 def run(argv: list[str]) -> tuple[Result, bool]:
     """Run one command; return its result and whether it is to be printed as JSON."""
-    known, rest = _parser().parse_known_args(argv)
-    verbs = _verbs(known.noun)
-    options = vars(_verb_parser(known.noun, verbs).parse_args(rest))
-    verb = verbs[options["verb"]]
-    as_json = bool(options["json"])
+    as_json, name = "--json" in argv, "gpuready"
     try:
-        given = _read_input(options.get("input")) if verb.takes_input else {}
+        noun, verb, options = _parse(argv)
+        name = f"gpuready {noun} {options['verb']}"
+        given = object_of(options["input"] or "-") if verb.takes_input else {}
+        screen = Screen.of(sys.stdout)
         own_environment(os.environ, given.pop("proxy", None))
         call = Call(
             input=given,
-            arguments=[options[name] for name in verb.arguments],
+            arguments=[options[argument] for argument in verb.arguments],
             check=bool(options.get("check")),
+            options={option.key: options[option.key] for option in verb.options},
+            screen=screen,
         )
         changes = verb.changes and not call.check
-        with turn.taken(f"gpuready {known.noun} {options['verb']}") if changes else contextlib.nullcontext():
+        with turn.taken(name) if changes else contextlib.nullcontext():
             return verb.run(call), as_json
     except Busy as busy:
         data = {"wait_seconds": busy.wait_seconds}
@@ -136,7 +194,7 @@ def run(argv: list[str]) -> tuple[Result, bool]:
         failure = Failure("machine.permission", what, str(error.strerror), "run as root")
         return Result(failures=[failure], exit=Exit.MACHINE_CANNOT), as_json
     except OSError as error:
-        what = f"{error.filename}" if error.filename else f"gpuready {known.noun} {options['verb']}"
+        what = f"{error.filename}" if error.filename else name
         failure = Failure(
             "machine.io",
             f"{what}: {error.strerror or error}",
@@ -160,12 +218,24 @@ def main(argv: list[str] | None = None) -> int:
         what = f"gpuready has a defect: {type(error).__name__}: {error}"
         failure = Failure("internal", what, "", "set GPUREADY_TRACE=1, run it again and report what it prints")
         result, as_json = Result(failures=[failure], exit=Exit.FAILED), "--json" in (argv or sys.argv)
+    try:
+        _print(result, as_json)
+    except BrokenPipeError:
+        # Who read has seen enough; what is still buffered must not be tried again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return int(result.exit)
+
+
+def _print(result: Result, as_json: bool) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     if as_json:
-        json.dump(result.as_dict(), sys.stdout)
+        json.dump(result.data if result.bare and not result.failures else result.as_dict(), sys.stdout)
         print()
     else:
         _print_for_people(result)
-    return int(result.exit)
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

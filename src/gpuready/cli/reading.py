@@ -1,0 +1,89 @@
+"""Files and standard input that a command is given: JSON, and YAML on the controller; every problem is one sentence."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from gpuready.outcome import Failure, MachineCannot, Refusal
+
+LARGEST = 64 * 1024**2
+"""Bytes of a file that is read: far beyond every configuration and every table of runs."""
+
+
+def text_of(path: str) -> str:
+    """Return the text of a file; `-` is standard input.
+
+    Raises:
+        Refusal: when it cannot be read, is too large or is no text.
+    """
+    where = "standard input" if path == "-" else path
+    try:
+        if path == "-":
+            return "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
+        # One more than is allowed, so that a device that never ends is too large as well.
+        with Path(path).open("rb") as file:
+            content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise Refusal(Failure("input.too_large", f"{where} is larger than {LARGEST // 1024**2} MiB"))
+        return content.decode("utf-8-sig")
+    except OSError as error:
+        raise Refusal(Failure("input.unreadable", f"{where} cannot be read", str(error.strerror))) from error
+    except UnicodeDecodeError as error:
+        raise Refusal(Failure("input.not_text", f"{where} is not UTF-8 text")) from error
+
+
+def json_of(path: str) -> Any:
+    """Return what a JSON file holds; an empty one holds None."""
+    return _parsed(text_of(path), "standard input" if path == "-" else path)
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_no_number) if text.strip() else None
+    except RecursionError as error:
+        raise Refusal(Failure("input.not_json", f"{where} is nested too deeply")) from error
+    except ValueError as error:
+        raise Refusal(Failure("input.not_json", f"{where} is not JSON", str(error))) from error
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def object_of(path: str) -> dict[str, Any]:
+    """Return the JSON object that a file holds; an empty one is an empty object."""
+    value = json_of(path)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise Refusal(Failure("input.not_object", f"{'standard input' if path == '-' else path} is not a JSON object"))
+    return value
+
+
+def mapping_of(path: str) -> dict[str, Any]:
+    """Return the mapping that a JSON or YAML file holds; YAML is read on the controller only."""
+    if path.endswith(".json"):
+        return object_of(path)
+    text = text_of(path)
+    try:
+        import yaml
+    except ModuleNotFoundError as error:
+        what = f"{path} is YAML, which is read on the controller only"
+        raise MachineCannot(
+            Failure("input.yaml", what, "", "write it as JSON, in a file that ends in .json")
+        ) from error
+    try:
+        value = yaml.safe_load(text)
+    except RecursionError as error:
+        raise Refusal(Failure("input.not_yaml", f"{path} is nested too deeply")) from error
+    except (yaml.YAMLError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = path if mark is None else f"{path}, line {mark.line + 1}"
+        why = str(getattr(error, "problem", None) or error)
+        raise Refusal(Failure("input.not_yaml", f"{where} is not YAML", why)) from error
+    if not isinstance(value, dict):
+        raise Refusal(Failure("input.not_object", f"{path} holds no mapping of keys to values"))
+    return value
