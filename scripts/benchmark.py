@@ -37,8 +37,8 @@ from rich.table import Table  # noqa: E402
 
 from gpuready.benchmark import page, report, session, settings  # noqa: E402
 from gpuready.benchmark.client import Client  # noqa: E402
-from gpuready.benchmark.plots import number  # noqa: E402
 from gpuready.outcome import Exit, Failure, Refusal  # noqa: E402
+from gpuready.rendering.plots import number  # noqa: E402
 
 KEY_VARIABLE = "GPUREADY_API_KEY"
 INTERRUPTED = 130

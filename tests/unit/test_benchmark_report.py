@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from gpuready.benchmark import page, plots, report
+from gpuready.benchmark import page, report
 from gpuready.benchmark.load import ClientLoad, LevelRun
 from gpuready.benchmark.measures import Problem, Row
-from gpuready.benchmark.plots import Plot, Point, Series, nice_ticks, number, svg
 from gpuready.benchmark.report import Folder, Measured, level_page, read_rows
 from gpuready.benchmark.settings import Settings
 from gpuready.outcome import Refusal
+from gpuready.rendering import plots
+from gpuready.rendering.plots import Plot, Point, Series, nice_ticks, number, svg
 
 HOSTILE = """</title><script>alert("1")</script><img src='http://evil.example/x'> & "quoted" {{ 7*7 }}"""
 MOMENT = datetime(2026, 11, 30, 12, 0, tzinfo=timezone.utc)

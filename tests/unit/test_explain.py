@@ -110,7 +110,8 @@ def test_each_step_says_what_it_would_cost_or_win() -> None:
         "length": "Twice the length, 35,328 tokens: the KV cache stays as it is; "
         "one such request takes 2.16 GiB of it.",
         "max_num_seqs": "max_num_seqs halved to 32: the KV cache stays as it is.",
-        "kv_dtype": "KV cache in 8 bits (may change answers): KV cache +0.00 GiB on each GPU, +455,904 tokens (+100.0%).",
+        "kv_dtype": "KV cache in 8 bits (may change answers): KV cache +0.00 GiB on each GPU, "
+        "+455,904 tokens (+100.0%).",
         "quantization": "Weights in FP8, made while loading (may change answers): KV cache +7.50 GiB on each GPU, "
         "+61,406 tokens (+13.5%).",
         "gpus": "Each replica over 2 GPUs instead of 1: KV cache +7.50 GiB on each GPU, +578,715 tokens (+126.9%).",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
-from gpuready.benchmark.plots import Plot, Point, Series, number, svg
+from gpuready.rendering.page import environment
+from gpuready.rendering.plots import Plot, Point, Series, number, svg
 
 UNKNOWN = "unknown"
 _SHOWN_PERCENTILES = (("p50", 1), ("p95", 2), ("p99", 3))
@@ -22,15 +22,9 @@ LATENCIES = (
 
 def html(document: Mapping[str, Any]) -> str:
     """Return the page of a document. Every text in it is escaped: a model's name is the server's, not ours."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("gpuready.benchmark", "."),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"number": _number, "duration": _duration}
-    return environment.get_template("page.html.j2").render(
+    pages = environment("gpuready.benchmark")
+    pages.filters |= {"number": _number, "duration": _duration}
+    return pages.get_template("page.html.j2").render(
         document=document,
         levels=document["levels"],
         latencies=LATENCIES,

@@ -12,8 +12,8 @@ from typing import TextIO
 from gpuready.outcome import visible
 
 COLUMNS = 80
-WIDEST = 120
-"""Beyond it lines are hard to follow."""
+NARROWEST, WIDEST = 60, 120
+"""Below, the table of a bar breaks; beyond, lines are hard to follow."""
 _COLOURS = {
     "bold": 1,
     "dim": 2,
@@ -42,15 +42,15 @@ class Screen:
         encoding = (getattr(stream, "encoding", None) or "ascii").lower().replace("-", "")
         width = shutil.get_terminal_size((COLUMNS, 24)).columns if terminal else COLUMNS
         plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
-        return Screen(max(40, min(width, WIDEST)), terminal and not plain, encoding.startswith("utf"))
+        return Screen(max(NARROWEST, min(width, WIDEST)), terminal and not plain, encoding.startswith("utf"))
 
     def paint(self, text: str, colour: str) -> str:
         """Return a text in a colour, where there is colour."""
         return f"\033[{_COLOURS[colour]}m{text}\033[0m" if self.colour and text else text
 
-    def heading(self, text: str) -> str:
-        """Return a line that begins a part."""
-        return self.paint(visible(text), "bold")
+    def heading(self, text: str) -> list[str]:
+        """Return the lines that begin a part."""
+        return [self.paint(line, "bold") for line in self.paragraph(text)]
 
     def paragraph(self, text: str, first: str = "", rest: str | None = None) -> list[str]:
         """Return a sentence in lines that fit, the first with one indent and the others with another."""

@@ -83,6 +83,17 @@ class Figure:
     low: float | None = None
     high: float | None = None
 
+    def text(self) -> str:
+        """Return it with its unit and its band."""
+
+        def shown(value: float) -> str:
+            return f"{value:.2f}" if self.unit == "GiB" else count(value)
+
+        band = ""
+        if self.low is not None and self.high is not None and shown(self.low) != shown(self.high):
+            band = f" ({shown(self.low)} to {shown(self.high)})"
+        return f"{shown(self.value)} {self.unit}".rstrip() + band
+
 
 @dataclass(frozen=True)
 class Explanation:
@@ -110,6 +121,10 @@ class Explanation:
     def figure(self, name: str) -> Figure:
         """Return a figure by its name."""
         return next(figure for figure in self.figures if figure.name == name)
+
+    def decided(self) -> dict[str, Any]:
+        """Return the settings without those that are the engine's own default, and without splits over one GPU."""
+        return {name: value for name, value in self.settings.items() if value not in (None, False, 1)}
 
     def sentences(self) -> list[str]:
         """Return what an operator should know of the plan, in a few lines."""
@@ -217,21 +232,21 @@ def _figures(option: Option) -> tuple[Figure, ...]:
     workload = option.wish.workload
     return (
         Figure("requests", "requests at once", option.concurrency, ""),
-        Figure("possible", "requests that the KV cache would hold", option.possible, ""),
-        Figure("wanted", "requests wanted at once", workload.concurrency, ""),
+        Figure("possible", "requests that the cache holds", option.possible, ""),
+        Figure("wanted", "requests wanted", workload.concurrency, ""),
         Figure(
             "kv_tokens",
-            "tokens in the KV cache of one replica",
+            "KV cache of a replica",
             int(found.kv_tokens.value),
             "tokens",
             int(found.kv_tokens.low),
             int(found.kv_tokens.high),
         ),
-        Figure("kv_gib", "KV cache of one GPU", found.kv.value, "GiB", found.kv.low, found.kv.high),
-        Figure("bytes_per_token", "one token on one GPU", found.bytes_per_token, "bytes"),
-        Figure("block_tokens", "tokens of one block", found.block_tokens, "tokens"),
-        Figure("request_gib", "one request of the longest length, on one GPU", found.request_gib, "GiB"),
-        Figure("budget_gib", "what the engine allows itself on one GPU", found.budget_gib, "GiB"),
+        Figure("kv_gib", "KV cache of a GPU", found.kv.value, "GiB", found.kv.low, found.kv.high),
+        Figure("bytes_per_token", "a token, on a GPU", found.bytes_per_token, "bytes"),
+        Figure("block_tokens", "a block", found.block_tokens, "tokens"),
+        Figure("request_gib", "the longest request, on a GPU", found.request_gib, "GiB"),
+        Figure("budget_gib", "the engine's budget of a GPU", found.budget_gib, "GiB"),
     )
 
 

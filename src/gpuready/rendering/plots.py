@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib import resources
 
 WIDTH, HEIGHT = 560, 330
 LEFT, RIGHT, TOP, BOTTOM = 66, 20, 66, 52
@@ -30,17 +31,23 @@ class Series:
     colour: int = 1
     annotate: bool = False
     """Write each point's label beside it."""
+    joined: bool = True
+    """Draw a line through the points; without one they are a cloud."""
 
 
 @dataclass(frozen=True)
 class Plot:
-    """One plot; `levels` makes x a scale on which each doubling is one step."""
+    """One plot; `levels` makes x a scale on which each doubling is one step.
+
+    `equal` makes both scales the same powers of ten, with the line on which x and y are the same.
+    """
 
     title: str
     x_title: str
     y_title: str
     series: Sequence[Series]
     levels: Sequence[int] = ()
+    equal: bool = False
 
 
 def nice_ticks(highest: float, wanted: int = 5) -> list[float]:
@@ -66,6 +73,13 @@ def _tick(value: float) -> str:
     return f"{value:,.10f}".rstrip("0").rstrip(".").replace(",", "\u2009")
 
 
+def standalone(figure: str) -> str:
+    """Return an SVG element as a file of its own: in the style of our pages, on a paper of its own."""
+    style = resources.files(__package__).joinpath("figure.css").read_text(encoding="utf-8")
+    head, rest = figure.split(">", 1)
+    return f'{head}><style>{style}</style><rect class="paper" width="100%" height="100%"/>{rest}\n'
+
+
 def svg(plot: Plot) -> str:
     """Return a plot as one SVG element."""
     known = [point for series in plot.series for point in series.points if point.y is not None]
@@ -77,7 +91,7 @@ def svg(plot: Plot) -> str:
     if not known:
         middle = f'x="{WIDTH / 2:g}" y="{HEIGHT / 2:g}" text-anchor="middle"'
         return f'{head}<text class="label" {middle}>no value is known, see the table</text></svg>'
-    axes = _Axes(plot, known)
+    axes = _EqualAxes(plot, known) if plot.equal else _Axes(plot, known)
     lines = "".join(_line(series, axes) for series in plot.series)
     return f"{head}{_legend(plot)}{axes.draw()}{lines}</svg>"
 
@@ -128,13 +142,40 @@ class _Axes:
         return "".join(parts)
 
 
+class _EqualAxes(_Axes):
+    """Both scales in the same powers of ten."""
+
+    def __init__(self, plot: Plot, known: Sequence[Point]) -> None:
+        self.plot = plot
+        values = [value for point in known for value in (point.x, point.y or 0.0) if value > 0] or [1.0]
+        self._low = float(math.floor(math.log10(min(values))))
+        self._high = max(self._low + 1, math.ceil(math.log10(max(values))))
+        self.x_ticks = self.y_ticks = [10.0**power for power in range(int(self._low), int(self._high) + 1)]
+
+    def _share(self, value: float) -> float:
+        place = math.log10(value) if value > 0 else self._low
+        return (place - self._low) / (self._high - self._low)
+
+    def x(self, value: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * self._share(value)
+
+    def y(self, value: float) -> float:
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * self._share(value)
+
+    def draw(self) -> str:
+        low, high = self.x_ticks[0], self.x_ticks[-1]
+        ends = f'x1="{self.x(low):.1f}" y1="{self.y(low):.1f}" x2="{self.x(high):.1f}" y2="{self.y(high):.1f}"'
+        return f'{super().draw()}<line class="truth" {ends}/>'
+
+
 def _legend(plot: Plot) -> str:
     """Return the legend, left out where a single series says what its axis says."""
     if len(plot.series) < 2:
         return ""
     parts, x = [], float(LEFT)
     for series in plot.series:
-        parts.append(f'<line class="line s{series.colour}" x1="{x:.1f}" y1="41" x2="{x + 22:.1f}" y2="41"/>')
+        if series.joined:
+            parts.append(f'<line class="line s{series.colour}" x1="{x:.1f}" y1="41" x2="{x + 22:.1f}" y2="41"/>')
         parts.append(_mark(series.colour, x + 11, 41.0, ""))
         parts.append(f'<text class="legend" x="{x + 28:.1f}" y="45">{escape(series.name)}</text>')
         x += 28 + 7.0 * len(series.name) + 24
@@ -149,7 +190,7 @@ def _line(series: Series, axes: _Axes) -> str:
         if point.y is not None:
             piece.append(f"{axes.x(point.x):.1f},{axes.y(point.y):.1f}")
             continue
-        if len(piece) > 1:
+        if series.joined and len(piece) > 1:
             parts.append(f'<polyline class="line s{series.colour}" points="{" ".join(piece)}"/>')
         piece = []
     for point in series.points:

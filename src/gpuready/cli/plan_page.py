@@ -1,0 +1,102 @@
+"""A plan on a terminal: stacked bars, what limits it, and its reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from gpuready.cli.screen import Screen
+from gpuready.planning.explain import PARTS, Bar, Explanation
+
+_LOOK = {
+    # name: ASCII, character of a terminal without colour, colour
+    "weights": ("W", "\u2588", "blue"),
+    "activation": ("A", "\u2593", "yellow"),
+    "non_torch": ("N", "\u259e", "red"),
+    "graphs": ("G", "\u2592", "magenta"),
+    "kv": ("K", "\u2591", "green"),
+    "outside": ("C", "\u259a", "cyan"),
+    "others": ("O", "\u2571", "grey"),
+    "headroom": (".", "\u00b7", "grey"),
+}
+_MARK = {True: "holds", False: "does not hold", None: "does not apply"}
+
+
+def page(found: Explanation, screen: Screen, whole: bool) -> str:
+    """Return an explanation laid out for a terminal; `whole` also shows steps, rules of thumb and their basis."""
+    lines = screen.heading(found.title)
+    for bar in found.bars:
+        lines += ["", *memory(bar, screen)]
+    lines += ["", *_capacity(found, screen)]
+    lines += ["", *screen.heading("Settings"), *screen.paragraph(_settings(found), "  ", "  ")]
+    lines += _list(screen, "Why", found.reasons)
+    if whole:
+        lines += _list(screen, "One step more", (step.says for step in found.steps))
+        told = (f"{rule.rule} ({_MARK[rule.holds]}): {rule.says}." for rule in found.rules)
+        lines += _list(screen, "Rules of thumb", told)
+        lines += _list(screen, "Where the figures come from", found.basis)
+    return "\n".join(lines)
+
+
+def _list(screen: Screen, heading: str, sentences: Iterable[str]) -> list[str]:
+    lines = [line for one in sentences for line in screen.paragraph(one, "  - ", "    ")]
+    return ["", *screen.heading(heading), *lines] if lines else []
+
+
+def memory(bar: Bar, screen: Screen) -> list[str]:
+    """Return a bar with its title above it and its parts below."""
+    columns = cells([max(0.0, part.gib) for part in bar.parts], screen.width)
+    drawn = "".join(
+        screen.paint(_character(part.name, screen) * wide, _LOOK[part.name][2])
+        for part, wide in zip(bar.parts, columns)  # noqa: B905 - same length
+    )
+    lines = [screen.plain(bar.title), drawn]
+    shared = list(dict.fromkeys(part.owner for part in bar.parts if part.owner))
+    for owner in shared:
+        own = ", ".join(f"{part.title} {part.gib:.2f}" for part in bar.parts if part.owner == owner and part.gib)
+        gib = sum(part.gib for part in bar.parts if part.owner == owner)
+        lines += screen.paragraph(f"{owner} {gib:.2f} GiB: {own}", "  ", "    ")
+    for name in PARTS:
+        gib = bar.gib(name)
+        if not gib and name != "headroom":
+            continue
+        mark = screen.paint(_character(name, screen), _LOOK[name][2])
+        title = "missing" if name == "headroom" and gib < 0 else PARTS[name]
+        low, high = (sum(getattr(part, end) for part in bar.parts if part.name == name) for end in ("low", "high"))
+        band = f"   {low:.2f} to {high:.2f}" if name != "headroom" and round(high - low, 2) > 0 else ""
+        lines.append(f"  {mark} {title:18}{abs(gib):9.2f} GiB {abs(gib) / bar.total_gib:6.1%}{band}")
+    return lines
+
+
+def _character(name: str, screen: Screen) -> str:
+    plain, drawn, _ = _LOOK[name]
+    if not screen.unicode:
+        return plain
+    return _LOOK["weights"][1] if screen.colour and name != "headroom" else drawn
+
+
+def cells(amounts: Sequence[float], columns: int) -> list[int]:
+    """Divide columns by amounts: what is there at all has one, and together they are all columns."""
+    whole = sum(amounts)
+    if whole <= 0:
+        return [0] * len(amounts)
+    exact = [columns * amount / whole for amount in amounts]
+    found = [max(1, int(one)) if one > 0 else 0 for one in exact]
+    while (spare := columns - sum(found)) != 0:
+        # The one that is furthest from its share gives or takes a column.
+        order = sorted(range(len(found)), key=lambda at: exact[at] - found[at], reverse=spare > 0)
+        at = next(at for at in order if spare > 0 or found[at] > 1)
+        found[at] += 1 if spare > 0 else -1
+    return found
+
+
+def _capacity(found: Explanation, screen: Screen) -> list[str]:
+    lines = [*screen.heading("Capacity"), *screen.paragraph(found.limit, "  ", "  ")]
+    width = max(len(one.title) for one in found.figures)
+    for one in found.figures:
+        lines += screen.paragraph(f"{one.title:{width}}  {one.text()}", "  ", " " * 4)
+    return lines
+
+
+def _settings(found: Explanation) -> str:
+    named = ("engine", "version")
+    return ", ".join(f"{name} {value}" for name, value in found.decided().items() if name not in named)
