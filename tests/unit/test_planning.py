@@ -73,12 +73,12 @@ def test_headers_win_over_the_configuration() -> None:
 
 
 def test_text_part_of_a_composite_configuration_is_read() -> None:
-    assert read_facts({"model_type": "x", "text_config": LLAMA_8B}, None).layers == 32
+    assert read_facts({"model_type": "llava", "text_config": LLAMA_8B}, None).layers == 32
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [({"num_hidden_layers": None}, "num_hidden_layers"), ({"torch_dtype": "float4"}, "dtype float4")],
+    [({"num_hidden_layers": None}, "num_hidden_layers"), ({"torch_dtype": "float4"}, "dtype 'float4'")],
 )
 def test_a_model_that_cannot_be_sized_is_named(change: dict[str, Any], words: str) -> None:
     with pytest.raises(UnknownModel, match=words):

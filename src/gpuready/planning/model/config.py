@@ -2,114 +2,228 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from gpuready.planning.model.facts import AttentionGroup, Component, ModelFacts
-from gpuready.planning.model.families import ARCHITECTURES, FAMILIES, Family
-from gpuready.planning.model.fields import Fields, UnknownModel
+from gpuready.planning.model import headers as shards
+from gpuready.planning.model import language, quantization, vision
+from gpuready.planning.model.dialects import usual
+from gpuready.planning.model.facts import AttentionGroup, Component, Experts, ModelFacts
+from gpuready.planning.model.families import Family, family_of
+from gpuready.planning.model.fields import Fields, UnknownModel, shown
+from gpuready.planning.model.headers import Headers
+from gpuready.planning.model.layers import Layer, read_layers
+from gpuready.planning.model.modules import Module
+from gpuready.planning.model.positions import context_tokens, rotary_elements
+from gpuready.planning.model.quantization import Quantized
 
-__all__ = ["UnknownModel", "read_facts"]
+__all__ = ["Headers", "UnknownModel", "read_facts"]
 
-MOST_LAYERS = 1024
-MOST_TOKENS = 1 << 30
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+_LANGUAGE_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
+_MOST_NESTED = 3
+_MOST_KEYS = 4096
 
 
-def _dtype(fields: Fields) -> str:
-    dtype = fields.text("dtype", "torch_dtype").removeprefix("torch.")
-    if not dtype:
-        fields.assume("config.json says no dtype, taken as bfloat16")
-        return "bfloat16"
-    if dtype not in ELEMENT_BYTES:
-        raise UnknownModel(f"config.json has the dtype {dtype}, known are {', '.join(ELEMENT_BYTES)}")
-    return dtype
+@dataclass(frozen=True)
+class _Model:
+    """What was read of one model before it is put into the contract's form."""
+
+    name: str
+    family: Family
+    fields: Fields
+    architecture: str
+    layers: Sequence[Layer]
+    context: int
+    tied: bool
+    dtype: str
+    modules: Sequence[Module]
+    draft: Sequence[Module]
+    encoder: Sequence[Module] | None
+    quantized: Quantized | None
 
 
-def _family(fields: Fields, architecture: str) -> tuple[str, Family]:
-    name = ARCHITECTURES.get(architecture) or fields.text("model_type", default="llama")
-    return name, FAMILIES.get(name, FAMILIES["llama"])
-
-
-def read_facts(config: Mapping[str, Any], headers: int | None = None) -> ModelFacts:
+def read_facts(config: Mapping[str, Any], headers: int | Headers | None = None) -> ModelFacts:
     """Return the sizes of a model.
 
-    `headers` is the total of bytes in the safetensors headers; it wins over what was computed, and the computed
-    components are scaled to it.
+    `headers` are those of its safetensors files, or their total of bytes; they win over what was computed. A total is
+    spread over the computed components in proportion, or is the encoder's where that one could not be counted.
 
     Raises:
         UnknownModel: when config.json does not tell the sizes, in one sentence.
     """
-    text = config.get("text_config")
-    fields = Fields({**config, **text} if isinstance(text, Mapping) else config)
-    architecture = (fields.texts("architectures") or ("",))[0]
-    model_type, family = _family(fields, architecture)
-    fields = fields.over(family.defaults)
-    layers = fields.number("num_hidden_layers", most=MOST_LAYERS)
-    hidden, heads = fields.number("hidden_size"), fields.number("num_attention_heads")
-    kv_heads = fields.optional("num_key_value_heads") or heads
-    head_dim = fields.optional("head_dim") or max(1, hidden // heads)
-    intermediate, vocabulary = fields.number("intermediate_size"), fields.number("vocab_size")
-    dtype = _dtype(fields)
-    tied = fields.flag("tie_word_embeddings", default=family.tied)
-    bias = family.qkv_bias
-    norms = family.layer_norms * hidden + (2 * head_dim if family.qk_norm else 0)
-    elements = {
-        ("embedding", "vocabulary", "first", False): vocabulary * hidden,
-        ("head", "vocabulary", "last", False): 0 if tied else vocabulary * hidden,
-        ("attention", "tensor", "layers", True): layers * heads * head_dim * (2 * hidden + bias),
-        ("kv", "kv_heads", "layers", True): layers * 2 * kv_heads * head_dim * (hidden + bias),
-        ("mlp", "tensor", "layers", True): layers * 3 * hidden * intermediate,
-        ("norms", "whole", "layers", False): layers * norms + hidden,
-    }
-    scale = 1.0
-    computed = sum(elements.values()) * ELEMENT_BYTES[dtype]
-    if headers is not None:
-        scale = headers / computed
-    components = [
-        Component(name, count, round(count * ELEMENT_BYTES[dtype] * scale), split, place, quantizable)
-        for (name, split, place, quantizable), count in elements.items()
-        if count
-    ]
-    if headers is not None:
-        first = components[0]
-        rest = headers - sum(one.bytes for one in components[1:])
-        components[0] = Component(first.name, first.elements, rest, first.split, first.place, first.quantizable)
-    window = fields.optional("sliding_window", most=MOST_TOKENS) or 0
-    context = fields.number("max_position_embeddings", most=MOST_TOKENS)
-    sliding = [bool(window) and window < context and _slides(fields, family, index) for index in range(layers)]
-    groups = []
-    for kind in (False, True):
-        if kind in sliding:
-            name, limit = ("sliding", window) if kind else ("full", 0)
-            groups.append(AttentionGroup(name, sliding.count(kind), kv_heads, head_dim, head_dim, limit))
-    order = tuple(int(slides and len(groups) > 1) for slides in sliding)
+    model = _read(config)
+    components, source = _components(model, headers)
+    groups, order = _groups(model.layers)
+    fields, quantized = model.fields, model.quantized
+    sparse = [layer for layer in model.layers if layer.feed in ("experts", "both")]
     return ModelFacts(
-        architecture=architecture,
-        model_type=model_type,
-        task="generate",
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        intermediate=intermediate,
-        vocabulary=vocabulary,
-        context_tokens=context,
-        dtype=dtype,
-        groups=tuple(groups),
+        architecture=model.architecture,
+        model_type=model.name,
+        task=_task(model.architecture, fields),
+        layers=len(model.layers),
+        hidden=fields.number("hidden_size"),
+        heads=fields.optional("num_attention_heads") or 0,
+        intermediate=_width(model),
+        vocabulary=fields.number("vocab_size"),
+        context_tokens=model.context,
+        dtype=model.dtype,
+        groups=groups,
         order=order,
-        components=tuple(components),
-        weights_from="config" if headers is None else "headers",
-        rotary_elements=context * head_dim,
+        components=components,
+        weights_from=source,
+        experts=_experts(model, len(sparse)) if sparse else None,
+        quantization=quantized.facts if quantized is not None else None,
+        vision=model.encoder is None or bool(model.encoder),
+        draft_layers=_draft_layers(fields),
+        draft_components=_sized(model.draft, model.dtype, quantized),
+        rotary_elements=rotary_elements(fields, model.family, model.layers, model.context),
         assumptions=tuple(fields.assumptions),
     )
 
 
-def _slides(fields: Fields, family: Family, index: int) -> bool:
-    types = fields.texts("layer_types")
-    if types:
-        return types[index % len(types)] == "sliding_attention"
-    if family.window == "upper":
-        return fields.flag("use_sliding_window") and index >= (fields.optional("max_window_layers", least=0) or 0)
-    if family.window == "others":
-        return bool((index + 1) % family.pattern)
-    return family.window == "all"
+def _read(config: Mapping[str, Any]) -> _Model:
+    outer, fields = _language_part(config)
+    architectures = outer.texts("architectures") or fields.texts("architectures") or ("",)
+    name, family = family_of(fields.text("model_type"), (fields.texts("architectures") or architectures)[0])
+    fields, family = usual(fields, name, family)
+    context = context_tokens(fields, name)
+    layers = read_layers(fields, name, family, context)
+    tied = fields.flag("tie_word_embeddings", default=family.tied)
+    encoder = vision.modules(outer, fields.number("hidden_size"))
+    if encoder is None:
+        fields.assume("the encoder of images could not be counted from vision_config; its weights are missing here")
+    draft = language.draft(fields, name, family, layers, _draft_layers(fields))
+    return _Model(
+        name,
+        family,
+        fields,
+        architectures[0],
+        layers,
+        context,
+        tied,
+        _dtype(fields),
+        language.modules(fields, name, family, layers, context, tied),
+        draft,
+        encoder,
+        quantization.read(fields),
+    )
+
+
+def _language_part(config: Mapping[str, Any]) -> tuple[Fields, Fields]:
+    """Return the whole configuration and the one of its language model, which many composite models nest."""
+    if not isinstance(config, Mapping):
+        raise UnknownModel(f"config.json is {shown(config)}, not an object")
+    outer = Fields(config)
+    values: dict[str, Any] = dict(config)
+    inside: Mapping[str, Any] = config
+    nested = False
+    for _ in range(_MOST_NESTED):
+        key = next((one for one in _LANGUAGE_PARTS if inside.get(one) is not None), None)
+        if key is None:
+            break
+        inner = inside[key]
+        if not isinstance(inner, Mapping):
+            raise UnknownModel(f"config.json has {key} = {shown(inner)}, which is not an object")
+        nested, inside = True, inner
+        values = {**values, **{name: value for name, value in inner.items() if value is not None}}
+    else:
+        raise UnknownModel(f"config.json nests its language model more than {_MOST_NESTED - 1} times")
+    if len(values) > _MOST_KEYS:
+        raise UnknownModel(f"config.json has {len(values)} keys, more than {_MOST_KEYS}")
+    if nested:
+        values["nested"] = True
+    return outer, Fields(values, outer.assumptions)
+
+
+def _dtype(fields: Fields) -> str:
+    dtype = fields.text("dtype", "torch_dtype").removeprefix("torch.")
+    if dtype in ("", "auto"):
+        fields.assume("config.json says no dtype, taken as bfloat16")
+        return "bfloat16"
+    if dtype not in ELEMENT_BYTES:
+        raise UnknownModel(f"config.json has the dtype {shown(dtype)}, known are {', '.join(ELEMENT_BYTES)}")
+    return dtype
+
+
+def _task(architecture: str, fields: Fields) -> str:
+    """Return what a model is made for, by the name of its architecture."""
+    if architecture.endswith(("ForSequenceClassification", "ForRewardModel", "ForTokenClassification")):
+        names = fields.raw("id2label")
+        one = fields.optional("num_labels") == 1 or (isinstance(names, dict) and len(names) == 1)
+        return "rerank" if one else "classify"
+    if architecture.endswith(("Model", "ForMaskedLM")) and not architecture.startswith(("ChatGLM", "GLM")):
+        return "embed"
+    return "generate"
+
+
+def _width(model: _Model) -> int:
+    """Return the width of the widest dense feed-forward part, or of what a token passes of the experts."""
+    if any(layer.feed in ("dense", "both") for layer in model.layers):
+        return language.dense_width(model.fields, model.name)
+    if any(layer.feed == "experts" for layer in model.layers):
+        return language.shared_width(model.fields, model.name) or language.expert_width(model.fields)
+    return model.fields.optional("intermediate_size") or model.fields.number("hidden_size")
+
+
+def _experts(model: _Model, layers: int) -> Experts:
+    fields = model.fields
+    count = fields.number("num_experts")
+    active = fields.optional("num_experts_per_tok")
+    if active is None:
+        fields.assume("config.json does not say how many experts a token passes, taken as one")
+    return Experts(count, active or 1, language.expert_width(fields), layers, language.shared_width(fields, model.name))
+
+
+def _draft_layers(fields: Fields) -> int:
+    return fields.optional("num_nextn_predict_layers", least=0, most=64) or 0
+
+
+def _groups(layers: Sequence[Layer]) -> tuple[tuple[AttentionGroup, ...], tuple[int, ...]]:
+    """Return the kinds of layers and, for every layer, which it is."""
+    kinds: dict[AttentionGroup, int] = {}
+    order = tuple(kinds.setdefault(layer.keeps, len(kinds)) for layer in layers)
+    return tuple(replace(kind, layers=order.count(index)) for kind, index in kinds.items()), order
+
+
+def _sized(modules: Sequence[Module], dtype: str, quantized: Quantized | None) -> tuple[Component, ...]:
+    """Return the components that modules make up."""
+    sums: dict[tuple[str, str, str, bool], list[int]] = {}
+    plain = ELEMENT_BYTES[dtype]
+    for module in modules:
+        scheme = quantized.scheme(module) if quantized is not None else None
+        size = module.elements * plain
+        if scheme is not None:
+            size = module.copies * (scheme.bytes_of(module.outputs, module.inputs) + module.bias * plain)
+        one = sums.setdefault((module.component, module.split, module.place, module.linear), [0, 0])
+        one[0] += module.elements
+        one[1] += size
+    return tuple(
+        Component(name, elements, size, split, place, quantizable)
+        for (name, split, place, quantizable), (elements, size) in sums.items()
+    )
+
+
+def _components(model: _Model, headers: int | Headers | None) -> tuple[tuple[Component, ...], str]:
+    """Return the components and where their sizes come from."""
+    if isinstance(headers, Headers):
+        bits = model.quantized.facts.weight_bits if model.quantized is not None else 16
+        heads = model.fields.optional("num_attention_heads") or 0
+        groups, _ = _groups(model.layers)
+        return shards.components(headers, groups, heads, model.tied, bits), "headers"
+    found = _sized([*model.modules, *(model.encoder or ())], model.dtype, model.quantized)
+    if headers is None:
+        return found, "config"
+    if isinstance(headers, bool) or not 0 < headers < 1 << 60:
+        raise UnknownModel(f"the headers of the weights add up to {shown(headers)} bytes, which is not a size")
+    draft = sum(one.bytes for one in _sized(model.draft, model.dtype, model.quantized))
+    computed = sum(one.bytes for one in found)
+    if model.encoder is None and headers > computed + draft:
+        rest = headers - computed - draft
+        return (*found, Component("vision", rest // ELEMENT_BYTES[model.dtype], rest)), "headers"
+    scale = headers / (computed + draft)
+    sizes = [round(one.bytes * scale) for one in found]
+    if not draft:
+        sizes[0] += headers - sum(sizes)
+    return tuple(replace(one, bytes=size) for one, size in zip(found, sizes, strict=True)), "headers"

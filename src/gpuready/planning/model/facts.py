@@ -124,6 +124,8 @@ class ModelFacts:
     vision: bool = False
     draft_layers: int = 0
     """Layers that the checkpoint brings for speculative decoding (MTP); they are not loaded unless asked for."""
+    draft_components: tuple[Component, ...] = ()
+    """The weights of those layers; they are not among `components`."""
     rotary_elements: int = 0
     """Elements of the cosine and sine tables that engines build beside the weights."""
     sampled_vocabulary: int = 0

@@ -11,6 +11,23 @@ _SHOWN_CHARACTERS = 40
 _SHOWN_DIGITS = 18
 
 
+ALIASES: Mapping[str, tuple[str, ...]] = {
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "hidden_size": ("n_embd", "d_model", "n_embed"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "num_key_value_heads": ("num_kv_heads", "n_head_kv", "kv_n_heads"),
+    "head_dim": ("kv_channels", "attention_head_dim"),
+    "intermediate_size": ("ffn_hidden_size", "ffn_dim", "n_inner", "d_inner"),
+    "vocab_size": ("padded_vocab_size",),
+    "max_position_embeddings": ("n_positions", "n_ctx", "max_seq_len", "seq_length", "model_max_length"),
+    "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
+    "num_experts_per_tok": ("num_experts_per_token", "moe_topk", "moe_top_k", "moe_k", "top_k_experts"),
+    "moe_intermediate_size": ("expert_intermediate_size",),
+    "num_nextn_predict_layers": ("mtp_num_hidden_layers", "num_mtp_modules"),
+}
+"""Names under which older and other models keep the same size."""
+
+
 class UnknownModel(ValueError):
     """A model whose config.json does not tell its sizes; the message is one sentence that names the key."""
 
@@ -45,7 +62,7 @@ class Fields:
         self.assumptions: list[str] = [] if assumptions is None else assumptions
 
     def __contains__(self, key: str) -> bool:
-        return self._values.get(key) is not None
+        return any(self._values.get(one) is not None for one in (key, *ALIASES.get(key, ())))
 
     def __iter__(self) -> Iterator[str]:
         return (key for key in self._values if isinstance(key, str))
@@ -54,9 +71,9 @@ class Fields:
         """Return the value as it stands there, None where there is none."""
         return self._values.get(key)
 
-    def over(self, values: Mapping[str, Any]) -> Fields:
-        """Return the same object with `values` under it: they count where the object has no such key."""
-        return Fields({**values, **{key: self._values[key] for key in self._values}}, self.assumptions, self._where)
+    def under(self, values: Mapping[str, Any]) -> Fields:
+        """Return the same object with `values` over it."""
+        return Fields({**self._values, **values}, self.assumptions, self._where)
 
     def assume(self, sentence: str) -> None:
         """Keep what was filled in."""
@@ -73,7 +90,7 @@ class Fields:
         Raises:
             UnknownModel: when the value is not a whole number from `least` to `most`.
         """
-        for key in keys:
+        for key in (name for one in keys for name in (one, *ALIASES.get(one, ()))):
             value = self._values.get(key)
             if value is None:
                 continue
