@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Protocol
+
+from gpuready.planning.memory import sglang
 from gpuready.planning.memory.run import Device, Estimate, Run
+from gpuready.planning.memory.versions import ConstantSet, Unresolved, resolve
 from gpuready.planning.model.facts import ModelFacts
 
+__all__ = ["ENGINES", "Unresolved", "estimate", "request_gib"]
 
-class Unresolved(ValueError):
-    """An engine or a version for which there is no set of constants; the message says which there are."""
+
+class Engine(Protocol):
+    """One engine's own arithmetic, with the set of constants beside."""
+
+    def estimate(self, model: ModelFacts, device: Device, run: Run, constants: ConstantSet) -> Estimate:
+        """Return where the memory of the fullest GPU goes."""
+
+    def request_gib(self, model: ModelFacts, run: Run, constants: ConstantSet, tokens: int) -> float:
+        """Return what one request of that many tokens takes of a GPU's KV cache."""
+
+
+ENGINES: Mapping[str, Engine] = {"sglang": sglang}
 
 
 def estimate(model: ModelFacts, device: Device, run: Run) -> Estimate:
@@ -16,9 +32,11 @@ def estimate(model: ModelFacts, device: Device, run: Run) -> Estimate:
     Raises:
         Unresolved: when the version does not resolve to one set of constants.
     """
-    raise NotImplementedError
+    constants = resolve(run.engine, run.version)
+    return ENGINES[run.engine].estimate(model, device, run, constants)
 
 
 def request_gib(model: ModelFacts, run: Run, tokens: int) -> float:
     """Return what one request of that many tokens takes of a GPU's KV cache, with the engine's rounding."""
-    raise NotImplementedError
+    constants = resolve(run.engine, run.version)
+    return ENGINES[run.engine].request_gib(model, run, constants, tokens)

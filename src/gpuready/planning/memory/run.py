@@ -23,6 +23,8 @@ class Device:
     """GPUs of one server reach each other by NVLink; False: by PCIe only, which costs no custom all-reduce buffers."""
     unified: bool = False
     """Memory shared with the host, whose page cache moves what is free."""
+    board_mib: float | None = None
+    """What nvidia-smi reports as total, which is more than CUDA's; None: not known."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class Run:
     ep: int = 1
     """GPUs over which whole experts are spread; 1: experts are split like other layers."""
     dcp: int = 1
+    attention_dp: bool = False
+    """`dp` splits the attention of the same `tp` GPUs, each group with requests of its own (SGLang, TensorRT-LLM)."""
     dtype: str | None = None
     quantization: str | None = None
     """A format that the engine makes while it loads, e.g. fp8; None: the checkpoint's own."""

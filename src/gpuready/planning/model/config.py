@@ -41,6 +41,7 @@ class _Model:
     modules: Sequence[Module]
     draft: Sequence[Module]
     encoder: Sequence[Module] | None
+    tower: tuple[int, int]
     quantized: Quantized | None
 
 
@@ -76,6 +77,8 @@ def read_facts(config: Mapping[str, Any], headers: int | Headers | None = None) 
         experts=_experts(model, len(sparse)) if sparse else None,
         quantization=quantized.facts if quantized is not None else None,
         vision=model.encoder is None or bool(model.encoder),
+        vision_layers=model.tower[0],
+        vision_hidden=model.tower[1],
         draft_layers=_draft_layers(fields),
         draft_components=_sized(model.draft, model.dtype, quantized),
         rotary_elements=rotary_elements(fields, model.family, model.layers, model.context),
@@ -107,6 +110,7 @@ def _read(config: Mapping[str, Any]) -> _Model:
         language.modules(fields, name, family, layers, context, tied),
         draft,
         encoder,
+        vision.tower(outer),
         quantization.read(fields),
     )
 

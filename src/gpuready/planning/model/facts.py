@@ -122,6 +122,10 @@ class ModelFacts:
     experts: Experts | None = None
     quantization: Quantization | None = None
     vision: bool = False
+    vision_layers: int = 0
+    """Layers of the image encoder as vision_config says; 0 where it does not say num_hidden_layers."""
+    vision_hidden: int = 0
+    """Its width as vision_config says; 0 where it does not say hidden_size."""
     draft_layers: int = 0
     """Layers that the checkpoint brings for speculative decoding (MTP); they are not loaded unless asked for."""
     draft_components: tuple[Component, ...] = ()

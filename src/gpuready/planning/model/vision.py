@@ -27,6 +27,14 @@ def modules(outer: Fields, hidden: int) -> list[Module] | None:
     return counter(outer, inside, hidden)
 
 
+def tower(outer: Fields) -> tuple[int, int]:
+    """Return the layers and the width of the encoder, by their usual names alone; 0 where they are not said so."""
+    inside = outer.below("vision_config")
+    if inside is None:
+        return 0, 0
+    return inside.optional("num_hidden_layers") or 0, inside.optional("hidden_size") or 0
+
+
 def _layer(
     prefix: str, width: int, inter: int, attention_bias: bool, mlp_bias: bool, gated: bool, norms: int
 ) -> list[Module]:

@@ -1,0 +1,73 @@
+"""Bytes of weights on each GPU of a deployment, under tensor, pipeline and expert parallelism."""
+
+from __future__ import annotations
+
+from gpuready.planning.memory.kv import heads_per_gpu
+from gpuready.planning.memory.run import Run
+from gpuready.planning.model.facts import Component, ModelFacts
+
+_LOADED_BYTES = {"fp8": 1.0, "bitsandbytes": 0.5 + 1 / 16}
+"""Bytes per element of a linear layer that an engine quantizes while it loads; bitsandbytes scales 64 together."""
+_ELEMENT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
+_VOCABULARY_STEP = 64
+"""Rows to which engines pad a vocabulary before they split it (vLLM's and SGLang's vocab_parallel_embedding.py)."""
+
+
+def by_stage(model: ModelFacts, run: Run) -> list[float]:
+    """Return the bytes of weights on one GPU of each pipeline stage.
+
+    A head that is the embedding lies on the first stage and again on the last one.
+    """
+    pp = max(1, min(run.pp, model.layers))
+    layers = [model.layers // pp] * pp
+    for index in range(model.layers % pp):
+        layers[max(0, pp - 2 - index)] += 1
+    found = [0.0] * pp
+    has_head = any(component.name == "head" for component in model.components)
+    drafted = model.draft_components if run.draft is not None and not run.draft.weight_bytes else ()
+    for component in (*model.components, *drafted):
+        size = component_bytes(component, model, run)
+        if component.place == "layers":
+            for stage, count in enumerate(layers):
+                found[stage] += size * count / model.layers
+        else:
+            found[0 if component.place == "first" else -1] += size
+        if component.name == "embedding" and not has_head and pp > 1:
+            found[-1] += size
+    if run.draft is not None:
+        found[-1] += run.draft.weight_bytes / run.tp
+    return found
+
+
+def per_rank(model: ModelFacts, run: Run) -> float:
+    """Return the bytes of weights on the GPU that holds the most."""
+    return max(by_stage(model, run))
+
+
+def component_bytes(component: Component, model: ModelFacts, run: Run) -> float:
+    """Return a component's bytes on one GPU, over all its layers."""
+    return _loaded_bytes(component, model, run) * _share(component, model, run)
+
+
+def _loaded_bytes(component: Component, model: ModelFacts, run: Run) -> float:
+    plain = component.bytes >= component.elements * _ELEMENT_BYTES.get(model.dtype, 2.0) * 0.99
+    if component.quantizable and run.quantization in _LOADED_BYTES and model.quantization is None:
+        return component.elements * _LOADED_BYTES[run.quantization]
+    if plain and run.dtype in _ELEMENT_BYTES:
+        return component.bytes * _ELEMENT_BYTES[run.dtype] / _ELEMENT_BYTES.get(model.dtype, 2.0)
+    return float(component.bytes)
+
+
+def _share(component: Component, model: ModelFacts, run: Run) -> float:
+    attention = max(1, run.tp // run.dp) if run.attention_dp else run.tp
+    if component.split == "whole":
+        return 1.0
+    if component.split == "experts":
+        return 1 / (run.ep if run.ep > 1 else run.tp)
+    if component.split == "vocabulary":
+        padded = -(-model.vocabulary // _VOCABULARY_STEP) * _VOCABULARY_STEP
+        return padded / model.vocabulary / run.tp if run.tp > 1 else 1.0
+    if component.split == "kv_heads":
+        heads = max((group.kv_heads for group in model.groups), default=0)
+        return heads_per_gpu(heads, attention) / heads if heads else 1 / attention
+    return 1 / (attention if component.name in ("attention", "kv", "recurrent") else run.tp)
