@@ -76,6 +76,8 @@ def pools(budget_gib: float, model: ModelFacts, run: Run, constants: ConstantSet
     """Return how a KV budget is divided: states first (handle_max_mamba_cache), then whole pages of tokens."""
     size, ratio = cell(model, run, constants), float(constants.values["sliding_ratio"])
     page, left, slots = run.block_size or 1, max(0.0, budget_gib * GIB), 0
+    if run.kv_bytes:
+        left = min(left, run.kv_bytes)
     if size.state:
         rule = constants.values["recurrent"]
         if "ratio" in rule and run.prefix_caching is not False:
@@ -185,8 +187,7 @@ def _activation(model: ModelFacts, run: Run, chosen: Settings, constants: Consta
     """Return the peak of one prefill chunk's forward pass: SGLang does not measure it, and no log says it."""
     width = _HIDDEN_COPIES * model.hidden + 3 * model.intermediate / run.tp
     usual = max(chosen.chunk, 1) * width * _SIXTEEN_BITS / GIB
-    factor = constants.range("activation_factor")
-    return Range(*(usual * one for one in (factor.value, factor.low, factor.high)))
+    return constants.range("activation_factor").scaled(usual)
 
 
 def _graphs(run: Run, chosen: Settings, constants: ConstantSet) -> Range:
@@ -205,7 +206,7 @@ def _refusal(run: Run, device: Device, chosen: Settings, before: Range, loaded: 
             f"use more GPUs than {run.tp * run.pp}, a larger card or a smaller format"
         )
     if not tokens:
-        raised = math.ceil(least * 1000 + 1) / 1000
+        raised = math.ceil(least * 1000) / 1000
         return (
             f"the weights take {loaded.value:.2f} of the {before.value:.2f} GiB that are free before the load, and "
             f"mem_fraction_static {chosen.fraction:.3f} allows {before.value * chosen.fraction:.2f} for them and the "

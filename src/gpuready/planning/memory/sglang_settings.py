@@ -48,6 +48,9 @@ def settings(model: ModelFacts, device: Device, run: Run, rules: Mapping[str, An
         fraction = _fraction(rules["fraction"], board, run, reserved)
     if model.vision and (run.memory_fraction is None or rules["vision"].get("even_if_given")):
         fraction *= _vision_factor(model, rules["vision"])
+    if run.attention_dp:
+        # Divided after the fraction was chosen (handle_data_parallelism).
+        chunk = max(1, chunk // run.dp)
     return Settings(fraction, chunk, graph_batch, prefill_graphs, run.block_size or 1)
 
 
@@ -71,10 +74,12 @@ def _fraction(rule: Mapping[str, Any], board: float, run: Run, reserved: float) 
             fraction = case["fraction"]
         elif "pool_mib" in case:
             widened = fraction + case["pool_mib"] * (1 - fraction) / board
-            fraction = min(widened, (board - case["reserve_mib"]) / board)
+            reserve = case["reserve_mib"] + (case.get("draft_mib", 0) if run.draft else 0)
+            fraction = min(widened, (board - reserve) / board)
         else:
             fraction = (board - case["reserve_mib"]) / board
-    return fraction
+    drafted = rule.get("draft")
+    return fraction * drafted["factor"] if drafted and run.draft and board <= drafted["up_to_mib"] else fraction
 
 
 def _reserved_mib(
