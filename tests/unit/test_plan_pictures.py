@@ -18,7 +18,7 @@ from gpuready.planning.memory.run import Range
 from gpuready.planning.rules import Rule
 from gpuready.planning.steps import Step
 from gpuready.planning.wish import Place
-from gpuready.rendering import plan_page, plots
+from gpuready.rendering import accuracy, plan_page, plots
 from gpuready.rendering.plots import Plot, Point, Series
 
 HOSTILE = '<script>alert("1")</script>\033[31m\u202e'
@@ -104,7 +104,7 @@ def test_picture_needs_nothing_else_and_follows_light_and_dark(found: Explanatio
 
 
 def test_page_says_everything_and_needs_nothing_else(found: Explanation) -> None:
-    text = plan_page.html("Plan of chat", [found])
+    text = plan_page.html("Plan of chat", [found], found.bars)
     for words in (found.limit, *found.basis, *(step.says for step in found.steps), "the card is no T4", "455,904"):
         assert words.replace("'", "&#39;") in text
     assert set(re.findall(r"https?://[^\"<\s]*", text)) == {"http://www.w3.org/2000/svg"}
@@ -113,7 +113,7 @@ def test_page_says_everything_and_needs_nothing_else(found: Explanation) -> None
 
 def test_hostile_names_are_only_text(found: Explanation) -> None:
     hostile = replace(found, title=HOSTILE, name=HOSTILE, reasons=(HOSTILE,), limit=HOSTILE)
-    page = plan_page.html(HOSTILE, [hostile, hostile])
+    page = plan_page.html(HOSTILE, [hostile, hostile], found.bars)
     assert "<script" not in page
     ElementTree.fromstring(plan_page.svg(HOSTILE.replace("\033", ""), found.bars))  # noqa: S314
     text = terminal.page(hostile, Screen(unicode=True), whole=True)
@@ -171,3 +171,61 @@ def test_a_pipe_gets_no_colour_and_eighty_columns(monkeypatch: pytest.MonkeyPatc
     assert not Screen.of(streams[1]).colour
     streams[1].encoding = "ANSI_X3.4-1968"
     assert not Screen.of(streams[1]).unicode
+
+
+def on_half(name: str) -> Explanation:
+    small = {"weights": Range.exact(5.0), "kv": Range.exact(10.0)}
+    made = option(place=Place(DEVICE, 1, shared_gib=30.0), estimate=small)
+    return replace(explain.explain(made), name=name)
+
+
+def test_deployments_that_share_a_gpu_stand_in_one_bar_and_others_in_theirs(found: Explanation) -> None:
+    alone = replace(found, name="alone")
+    bars = explain.of_host([(on_half("chat"), [0]), (alone, [1]), (on_half("code"), [0])])
+    assert [bar.title for bar in bars] == ["GPU 0, shared, 79.11 GiB", "alone: the GPU, 79.11 GiB"]
+    assert bars[0].gib("weights") == 10.0
+    assert bars[0].gib("others") == 0
+    for bar in bars:
+        assert round(sum(part.gib for part in bar.parts), 2) == bar.total_gib
+    # Alone on its share for now, it keeps a bar in which the rest is others'.
+    (lone,) = explain.of_host([(on_half("chat"), [0])])
+    assert lone.gib("others") == 49.11
+
+
+def test_a_host_shows_its_gpus_first_and_then_each_deployment(found: Explanation) -> None:
+    both = [on_half("chat"), on_half("code")]
+    bars = explain.of_host([(one, [0]) for one in both])
+    lines = terminal.host_page(bars, both, Screen(), whole=False).splitlines()
+    assert lines[0] == "GPU 0, shared, 79.11 GiB"
+    assert [line.split(":")[0] for line in lines if line.startswith(("chat:", "code:"))] == ["chat", "code"]
+    assert max(map(len, lines)) <= 80
+
+
+def test_measured_runs_become_marks_and_unknown_ones_do_not() -> None:
+    run = {"engine_version": "0.19.0", "model": "m", "gpu": "g"}
+    records = [
+        {
+            "id": "a",
+            "engine": "vllm",
+            "engine_version": "0.19.0",
+            "model": "m",
+            "gpu": "g",
+            "observed": {"kv_tokens": 100},
+        },
+        {
+            "id": "b",
+            "engine": "sglang",
+            "engine_version": "0.5",
+            "model": "m",
+            "gpu": "g",
+            "observed": {"kv_tokens": 200},
+        },
+        {"id": "c", "engine": "vllm", "observed": {"kv_tokens": None}},
+        {"id": "d", "engine": "vllm", "observed": None},
+    ]
+    answers = [{"id": name, "predicted": {"kv_tokens": 110.0} if name != "b" else None} for name in "abcd"]
+    found = accuracy.points(records, answers)
+    assert {engine: len(cloud) for engine, cloud in found.items()} == {"vllm": 1, "sglang": 0, "tensorrt_llm": 0}
+    assert found["vllm"][0].label == "a: m on g, vllm 0.19.0: 110 predicted, 100 observed (+10.0%)"
+    ElementTree.fromstring(accuracy.picture(records, answers))  # noqa: S314
+    assert "no value is known" in accuracy.picture([], [])

@@ -164,21 +164,20 @@ def _print_for_people(result: Result) -> None:
         print(f"{failure.code}: {failure.sentence()}", file=sys.stderr)
 
 
-def run(argv: list[str]) -> tuple[Result, bool]:
+def run(argv: list[str], screen: Screen | None = None) -> tuple[Result, bool]:
     """Run one command; return its result and whether it is to be printed as JSON."""
     as_json, name = "--json" in argv, "gpuready"
     try:
         noun, verb, options = _parse(argv)
         name = f"gpuready {noun} {options['verb']}"
         given = object_of(options["input"] or "-") if verb.takes_input else {}
-        screen = Screen.of(sys.stdout)
         own_environment(os.environ, given.pop("proxy", None))
         call = Call(
             input=given,
             arguments=[options[argument] for argument in verb.arguments],
             check=bool(options.get("check")),
             options={option.key: options[option.key] for option in verb.options},
-            screen=screen,
+            screen=screen or Screen.of(sys.stdout),
         )
         changes = verb.changes and not call.check
         with turn.taken(name) if changes else contextlib.nullcontext():

@@ -26,7 +26,21 @@ def page(found: Explanation, screen: Screen, whole: bool) -> str:
     lines = screen.heading(found.title)
     for bar in found.bars:
         lines += ["", *memory(bar, screen)]
-    lines += ["", *_capacity(found, screen)]
+    return "\n".join([*lines, "", *_told(found, screen, whole)])
+
+
+def host_page(bars: Sequence[Bar], explanations: Sequence[Explanation], screen: Screen, whole: bool) -> str:
+    """Return all deployments of a host: the memory of its GPUs, then each deployment."""
+    lines: list[str] = []
+    for bar in bars:
+        lines += [*memory(bar, screen), ""]
+    for found in explanations:
+        lines += [*screen.heading(f"{found.name}: {found.title}"), "", *_told(found, screen, whole), ""]
+    return "\n".join(lines).rstrip("\n")
+
+
+def _told(found: Explanation, screen: Screen, whole: bool) -> list[str]:
+    lines = _capacity(found, screen)
     lines += ["", *screen.heading("Settings"), *screen.paragraph(_settings(found), "  ", "  ")]
     lines += _list(screen, "Why", found.reasons)
     if whole:
@@ -34,7 +48,7 @@ def page(found: Explanation, screen: Screen, whole: bool) -> str:
         told = (f"{rule.rule} ({_MARK[rule.holds]}): {rule.says}." for rule in found.rules)
         lines += _list(screen, "Rules of thumb", told)
         lines += _list(screen, "Where the figures come from", found.basis)
-    return "\n".join(lines)
+    return lines
 
 
 def _list(screen: Screen, heading: str, sentences: Iterable[str]) -> list[str]:

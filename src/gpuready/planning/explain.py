@@ -300,6 +300,25 @@ def together(bars: Sequence[tuple[str, Bar]], heading: str) -> Bar:
     return Bar(heading, total, (*parts, Part("headroom", rest, rest, rest, _MEANING["headroom"])))
 
 
+def of_host(found: Sequence[tuple[Explanation, Sequence[Any]]]) -> tuple[Bar, ...]:
+    """Return the bars of all deployments of a host, each given with its GPUs or slices.
+
+    Deployments that share a GPU stand in one bar; the others have theirs, with their name.
+    """
+    groups: dict[Any, list[Explanation]] = {}
+    for one, gpus in found:
+        shared = any(bar.gib("others") for bar in one.bars) and gpus
+        groups.setdefault(("GPU", gpus[0]) if shared else one.name, []).append(one)
+    bars: list[Bar] = []
+    for key, group in groups.items():
+        if len(group) > 1:
+            total = group[0].bars[0].total_gib
+            bars.append(together([(one.name, one.bars[0]) for one in group], f"GPU {key[1]}, shared, {total:.2f} GiB"))
+        else:
+            bars += [Bar(f"{group[0].name}: {bar.title}", bar.total_gib, bar.parts) for bar in group[0].bars]
+    return tuple(bars)
+
+
 def read(data: Mapping[str, Any]) -> Explanation:
     """Return an explanation from the plain data of `as_dict`, as a stored plan holds it.
 

@@ -18,13 +18,12 @@ def svg(heading: str, shown: Sequence[Bar]) -> str:
     return standalone(bars.svg(heading, shown))
 
 
-def html(heading: str, explanations: Sequence[Explanation]) -> str:
-    """Return the page of one or several deployments."""
+def html(heading: str, explanations: Sequence[Explanation], shown: Sequence[Bar]) -> str:
+    """Return the page of one or several deployments, with the bars of their GPUs."""
     pages = environment("gpuready.rendering")
-    pages.filters |= {"figure": Figure.text, "count": count, "bars": _bars}
-    return pages.get_template("plan.html.j2").render(heading=heading, explanations=explanations, version=__version__)
-
-
-def _bars(found: Explanation) -> Markup:
+    pages.filters |= {"figure": Figure.text, "count": count}
     # What svg() returns is built of escaped texts.
-    return Markup(bars.svg(found.title, found.bars))  # noqa: S704
+    drawn = Markup(bars.svg(heading, shown))  # noqa: S704
+    return pages.get_template("plan.html.j2").render(
+        heading=heading, explanations=explanations, bars=drawn, version=__version__
+    )
