@@ -203,27 +203,15 @@ def test_a_host_shows_its_gpus_first_and_then_each_deployment(found: Explanation
 
 def test_measured_runs_become_marks_and_unknown_ones_do_not() -> None:
     run = {"engine_version": "0.19.0", "model": "m", "gpu": "g"}
-    records = [
-        {
-            "id": "a",
-            "engine": "vllm",
-            "engine_version": "0.19.0",
-            "model": "m",
-            "gpu": "g",
-            "observed": {"kv_tokens": 100},
-        },
-        {
-            "id": "b",
-            "engine": "sglang",
-            "engine_version": "0.5",
-            "model": "m",
-            "gpu": "g",
-            "observed": {"kv_tokens": 200},
-        },
+    records: list[dict[str, Any]] = [
+        {"id": "a", "engine": "vllm", **run, "observed": {"kv_tokens": 100}},
+        {"id": "b", "engine": "sglang", **run, "observed": {"kv_tokens": 200}},
         {"id": "c", "engine": "vllm", "observed": {"kv_tokens": None}},
         {"id": "d", "engine": "vllm", "observed": None},
     ]
-    answers = [{"id": name, "predicted": {"kv_tokens": 110.0} if name != "b" else None} for name in "abcd"]
+    answers: list[dict[str, Any]] = [
+        {"id": name, "predicted": {"kv_tokens": 110.0} if name != "b" else None} for name in "abcd"
+    ]
     found = accuracy.points(records, answers)
     assert {engine: len(cloud) for engine, cloud in found.items()} == {"vllm": 1, "sglang": 0, "tensorrt_llm": 0}
     assert found["vllm"][0].label == "a: m on g, vllm 0.19.0: 110 predicted, 100 observed (+10.0%)"
