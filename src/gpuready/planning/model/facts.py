@@ -38,6 +38,8 @@ class AttentionGroup:
     """Elements per token of a latent layer: the compressed KV and the rotary part."""
     indexer: int = 0
     """Bytes per token that a sparse layer's indexer keeps beside it."""
+    compression: int = 1
+    """Tokens of a latent layer that share one vector; the last `window` tokens are kept one by one beside it."""
     conv_elements: int = 0
     """Elements of a recurrent layer's convolution state, for one request."""
     state_elements: int = 0
@@ -45,11 +47,11 @@ class AttentionGroup:
     state_bytes_per_element: int = 4
 
     @property
-    def elements_per_token(self) -> int:
+    def elements_per_token(self) -> float:
         """Elements that one of these layers keeps per token, over all its heads; 0 for one that keeps a state."""
         if self.kind in ("recurrent", "none"):
             return 0
-        return self.latent or self.kv_heads * (self.head_dim + self.v_head_dim)
+        return self.latent / self.compression or self.kv_heads * (self.head_dim + self.v_head_dim)
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ class ModelFacts:
     def family(self) -> str:
         """dense, moe, vision or hybrid: how sure the arithmetic is; the least sure one counts."""
         kinds = {group.kind for group in self.groups}
-        if kinds - {"full", "latent"}:
+        if kinds - {"full", "latent"} or any(group.compression > 1 for group in self.groups):
             return "hybrid"
         return "vision" if self.vision else "moe" if self.experts else "dense"
 

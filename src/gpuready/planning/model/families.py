@@ -44,7 +44,7 @@ class Family:
     only with use_sliding_window), others (all but every n-th, n from `pattern`), none."""
     pattern: int = 0
     attention: str = "grouped"
-    """grouped (multi-head to multi-query) or latent."""
+    """grouped (multi-head to multi-query), latent, or compressed (latent, several tokens in one)."""
     recurrent: str = ""
     """Layers that are not attention: mamba1, mamba2, delta, kimi_delta, convolution, lightning."""
     shared_gate: bool = False
@@ -53,6 +53,11 @@ class Family:
     expert_bias: bool = False
     sinks: bool = False
     """One learned number per head in the softmax."""
+    body: str = "model.layers"
+    mixer: str = "self_attn"
+    feed: str = "mlp"
+    shared: str = "shared_experts"
+    """How the checkpoint names the layers and the parts of one."""
     keeps_nothing: bool = False
     """Looks at all tokens at once and keeps none of them: no KV cache."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -63,7 +68,11 @@ _LLAMA = Family()
 _QWEN3 = Family(qk_norm="head", window="upper", defaults={"head_dim": 128})
 _MLA = Family(attention="latent", routing_bias=True, defaults={"kv_lora_rank": 512, "qk_rope_head_dim": 64})
 _DELTA = Family(
-    qk_norm="head", recurrent="delta", shared_gate=True, defaults={"attn_output_gate": True, "head_dim": 256}
+    qk_norm="head",
+    recurrent="delta",
+    shared_gate=True,
+    shared="shared_expert",
+    defaults={"attn_output_gate": True, "head_dim": 256},
 )
 _GEMMA = {"head_dim": 256}
 _GEMMA3 = Family(
@@ -135,7 +144,7 @@ FAMILIES: Mapping[str, Family] = {
     # Qwen.
     "qwen": Family(qkv_bias=True, output_bias=False),
     "qwen2": Family(qkv_bias=True, output_bias=False, window="upper"),
-    "qwen2_moe": Family(qkv_bias=True, output_bias=False, window="upper", shared_gate=True),
+    "qwen2_moe": Family(qkv_bias=True, output_bias=False, window="upper", shared_gate=True, shared="shared_expert"),
     "qwen3": _QWEN3,
     "qwen3_moe": _QWEN3,
     "qwen3_next": _DELTA,
@@ -153,14 +162,15 @@ FAMILIES: Mapping[str, Family] = {
     "kimi_k2": _MLA,
     "glm_moe_dsa": _MLA,
     "glm4_moe_lite": _MLA,
+    "deepseek_v4": Family(attention="compressed", routing_bias=True),
     "kimi_linear": Family(
         attention="latent", recurrent="kimi_delta", routing_bias=True, defaults={"qk_rope_head_dim": 64}
     ),
     # Mixtures of experts.
-    "mixtral": Family(window="all"),
+    "mixtral": Family(window="all", feed="block_sparse_moe"),
     "dbrx": Family(tied=False),
     "olmoe": Family(qk_norm="full"),
-    "llama4": Family(),
+    "llama4": Family(feed="feed_forward", shared="shared_expert"),
     "gpt_oss": Family(
         qkv_bias=True,
         output_bias=True,
@@ -205,7 +215,16 @@ FAMILIES: Mapping[str, Family] = {
     "jamba": Family(recurrent="mamba1", rotary=False),
     "bamba": Family(recurrent="mamba2"),
     "granitemoehybrid": Family(recurrent="mamba2", tied=True),
-    "nemotron_h": Family(recurrent="mamba2", layer_norms=1, gated=False, rotary=False, routing_bias=True),
+    "nemotron_h": Family(
+        recurrent="mamba2",
+        layer_norms=1,
+        gated=False,
+        rotary=False,
+        routing_bias=True,
+        body="backbone.layers",
+        mixer="mixer",
+        feed="mixer",
+    ),
     "falcon_h1": Family(recurrent="mamba2"),
     "lfm2": Family(recurrent="convolution", qk_norm="head", tied=True),
     "lfm2_moe": Family(recurrent="convolution", qk_norm="head", tied=True, routing_bias=True),
@@ -265,6 +284,7 @@ SAME: Mapping[str, str] = {
     "camembert": "xlm-roberta",
     "xlm-roberta-flash": "xlm-roberta",
     "codegen": "gptj",
+    "deepseek_ref": "deepseek_v4",
 }
 """Other model types that are built as a family above."""
 
@@ -292,6 +312,7 @@ BY_ARCHITECTURE: Mapping[str, str] = {
     "DeepseekV2": "deepseek_v2",
     "DeepseekV3": "deepseek_v3",
     "DeepseekV32": "deepseek_v32",
+    "DeepseekV4": "deepseek_v4",
     "GlmMoeDsa": "glm_moe_dsa",
     "Glm4Moe": "glm4_moe",
     "ChatGLM": "chatglm",

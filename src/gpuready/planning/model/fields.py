@@ -23,6 +23,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
     "num_experts_per_tok": ("num_experts_per_token", "moe_topk", "moe_top_k", "moe_k", "top_k_experts"),
     "moe_intermediate_size": ("expert_intermediate_size",),
+    "moe_latent_size": ("routed_expert_hidden_size",),
     "num_nextn_predict_layers": ("mtp_num_hidden_layers", "num_mtp_modules"),
 }
 """Names under which older and other models keep the same size."""

@@ -18,7 +18,7 @@ def modules(
     """Return all modules: embeddings, layers and head."""
     found = _embeddings(fields, family, context)
     for index, layer in enumerate(layers):
-        prefix = f"model.layers.{index}"
+        prefix = f"{family.body}.{index}"
         found += _mixer(fields, family, layer, f"{prefix}")
         found += _feed(fields, name, family, layer, prefix)
         found += _norms(fields, name, family, layer, prefix)
@@ -98,13 +98,14 @@ def _mixer(fields: Fields, family: Family, layer: Layer, prefix: str) -> list[Mo
     if layer.mixer == "none":
         return []
     if layer.mixer == "recurrent":
-        part = (
-            "linear_attn" if family.recurrent == "delta" else "conv" if family.recurrent == "convolution" else "mamba"
-        )
+        part = {"delta": "linear_attn", "kimi_delta": "self_attn", "convolution": "conv"}.get(family.recurrent, "mamba")
+        part = family.mixer if family.mixer == "mixer" else part
         return recurrent.modules(fields, family.recurrent, f"{prefix}.{part}")
     if layer.mixer == "latent":
-        return _latent(fields, f"{prefix}.self_attn")
-    return _grouped(fields, family, layer, f"{prefix}.self_attn")
+        return _latent(fields, f"{prefix}.{family.mixer}")
+    if layer.mixer == "compressed":
+        return _compressed(fields, layer, f"{prefix}.{family.mixer}")
+    return _grouped(fields, family, layer, f"{prefix}.{family.mixer}")
 
 
 def _grouped(fields: Fields, family: Family, layer: Layer, prefix: str) -> list[Module]:
@@ -162,6 +163,41 @@ def _latent(fields: Fields, prefix: str) -> list[Module]:
     return found
 
 
+def _compressed(fields: Fields, layer: Layer, prefix: str) -> list[Module]:
+    """Return the attention of DeepSeek-V4: vllm/models/deepseek_v4/attention.py and compressor.py."""
+    hidden, heads = fields.number("hidden_size"), fields.number("num_attention_heads")
+    dim, q_rank = fields.number("head_dim"), fields.number("q_lora_rank")
+    groups, o_rank = fields.number("o_groups"), fields.number("o_lora_rank")
+    found = [
+        linear(f"{prefix}.wq_a", "attention", hidden, q_rank, split="whole"),
+        linear(f"{prefix}.wkv", "attention", hidden, dim, split="whole"),
+        linear(f"{prefix}.wq_b", "attention", q_rank, heads * dim),
+        linear(f"{prefix}.wo_a", "attention", heads * dim // groups, groups * o_rank),
+        linear(f"{prefix}.wo_b", "attention", groups * o_rank, hidden),
+        vector(f"{prefix}.norms", q_rank + dim),
+        vector(f"{prefix}.attn_sink", heads, "other", "tensor"),
+    ]
+    ratio = layer.keeps.compression
+    if ratio > 1:
+        found += _compressor(f"{prefix}.compressor", hidden, dim, ratio)
+    if ratio == 4:
+        index_heads, index_dim = fields.number("index_n_heads"), fields.number("index_head_dim")
+        found.append(linear(f"{prefix}.indexer.wq_b", "attention", q_rank, index_heads * index_dim, split="whole"))
+        found.append(
+            Module(f"{prefix}.indexer.weights_proj", "attention", index_heads, hidden, split="whole", linear=False)
+        )
+        found += _compressor(f"{prefix}.indexer.compressor", hidden, index_dim, ratio)
+    return found
+
+
+def _compressor(prefix: str, hidden: int, dim: int, ratio: int) -> list[Module]:
+    wide = dim * (2 if ratio == 4 else 1)
+    return [
+        Module(f"{prefix}.wkv_wgate", "attention", 2 * wide, hidden, split="whole", linear=False),
+        vector(f"{prefix}.ape", ratio * wide + dim),
+    ]
+
+
 def _feed(fields: Fields, name: str, family: Family, layer: Layer, prefix: str) -> list[Module]:
     """Return the feed-forward part of one layer."""
     found = []
@@ -201,7 +237,7 @@ def _dense(fields: Fields, name: str, family: Family, layer: Layer, prefix: str)
     hidden = fields.number("hidden_size")
     inter = dense_width(fields, name) * (2 if layer.double_feed else 1)
     biased = family.mlp_bias or fields.flag("mlp_bias")
-    return _matrices(f"{prefix}.mlp", "mlp", hidden, inter, family.gated, biased)
+    return _matrices(f"{prefix}.{family.feed}", "mlp", hidden, inter, family.gated, biased)
 
 
 def expert_width(fields: Fields) -> int:
@@ -227,7 +263,7 @@ def shared_width(fields: Fields, name: str) -> int:
 def _experts(fields: Fields, name: str, family: Family, prefix: str) -> list[Module]:
     hidden, count = fields.number("hidden_size"), fields.number("num_experts")
     latent = fields.optional("moe_latent_size") or hidden
-    body = f"{prefix}.block_sparse_moe" if name == "mixtral" else f"{prefix}.mlp"
+    body = prefix if name == "gemma4" else f"{prefix}.{family.feed}"
     found = _matrices(
         f"{body}.experts.0", "experts", latent, expert_width(fields), family.gated, family.expert_bias, count, "experts"
     )
@@ -238,7 +274,7 @@ def _experts(fields: Fields, name: str, family: Family, prefix: str) -> list[Mod
         found.append(linear(f"{body}.fc2_latent_proj", "other", latent, hidden, split="whole"))
     shared = shared_width(fields, name)
     if shared:
-        found += _matrices(f"{body}.shared_experts", "shared_experts", hidden, shared, family.gated, False)
+        found += _matrices(f"{body}.{family.shared}", "shared_experts", hidden, shared, family.gated, False)
         if family.shared_gate:
             found.append(Module(f"{body}.shared_expert_gate", "router", 1, hidden, split="whole", linear=False))
     return found
@@ -249,6 +285,10 @@ def _norms(fields: Fields, name: str, family: Family, layer: Layer, prefix: str)
     found = []
     if family.layer_norms:
         found.append(_norm(family, f"{prefix}.norms", family.layer_norms * hidden))
+    if name == "deepseek_v4":
+        # Hyper-connections, in 32 bits.
+        streams = fields.optional("hc_mult", most=64) or 1
+        found.append(vector(f"{prefix}.hc", 4 * streams * (2 + streams) * streams * hidden))
     if name == "gemma4":
         if layer.feed == "both":
             found.append(vector(f"{prefix}.expert_norms", 4 * hidden + fields.number("num_experts")))
@@ -266,13 +306,13 @@ def draft(fields: Fields, name: str, family: Family, layers: Sequence[Layer], co
 
     The embedding and the head are those of the model itself.
     """
-    attending = next((layer for layer in reversed(layers) if layer.mixer in ("grouped", "latent")), None)
+    attending = next((layer for layer in reversed(layers) if layer.mixer in ("grouped", "latent", "compressed")), None)
     if not count or attending is None:
         return []
     hidden = fields.number("hidden_size")
     found: list[Module] = []
     for index in range(len(layers), len(layers) + count):
-        prefix = f"model.layers.{index}"
+        prefix = f"{family.body}.{index}"
         found += _mixer(fields, family, attending, prefix) + _feed(fields, name, family, attending, prefix)
         found += _norms(fields, name, family, attending, prefix)
         found.append(linear(f"{prefix}.eh_proj", "draft", 2 * hidden, hidden, split="whole"))

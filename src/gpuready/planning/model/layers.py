@@ -16,6 +16,7 @@ _KINDS = {
     "attention": "full",
     "full": "full",
     "global": "full",
+    "deepseek_sparse_attention": "full",
     "sliding_attention": "sliding",
     "sliding": "sliding",
     "local": "sliding",
@@ -35,7 +36,7 @@ class Layer:
 
     keeps: AttentionGroup
     mixer: str
-    """grouped, latent, recurrent, both (attention beside a recurrent part), or none."""
+    """grouped, latent, compressed, recurrent, both (attention beside a recurrent part), or none."""
     feed: str
     """dense, experts, both or none."""
     shares: bool = False
@@ -50,7 +51,7 @@ def read_layers(fields: Fields, name: str, family: Family, context: int) -> list
     Raises:
         UnknownModel: when the sizes of their heads or states are missing or contradict each other.
     """
-    count = fields.number("num_hidden_layers", most=MOST_LAYERS)
+    count = _count(fields)
     kinds = _kinds(fields, family, count)
     window = fields.optional("sliding_window", "sliding_window_size", "window_size", most=MOST_TOKENS) or 0
     chunk = fields.optional("attention_chunk_size", most=MOST_TOKENS) or 0
@@ -68,12 +69,22 @@ def read_layers(fields: Fields, name: str, family: Family, context: int) -> list
         if kind == "recurrent":
             layers.append(Layer(state(fields, family.recurrent), "recurrent", feed))
             continue
+        if family.attention == "compressed":
+            layers.append(_compressed(fields, index, window, feed))
+            continue
         layers.append(_attending(fields, family, kind, window if kind == "sliding" else chunk, context, feed))
         if index >= count - shared:
             last = layers[-1]
             wide = fields.flag("use_double_wide_mlp")
             layers[-1] = replace(last, keeps=AttentionGroup("none", 1), shares=True, double_feed=wide)
     return layers
+
+
+def _count(fields: Fields) -> int:
+    blocks = fields.texts("layers_block_type", MOST_LAYERS)
+    if blocks and "num_hidden_layers" not in fields:
+        return len(blocks)
+    return fields.number("num_hidden_layers", most=MOST_LAYERS)
 
 
 def _kinds(fields: Fields, family: Family, count: int) -> list[str]:
@@ -204,6 +215,21 @@ def _attending(fields: Fields, family: Family, kind: str, window: int, context: 
         kind = "none"
     keeps = AttentionGroup(kind, 1, kv_heads, head_dim, v_dim, window if kind in ("sliding", "chunked") else 0)
     return Layer(keeps, "grouped", feed, query_heads=queries)
+
+
+def _compressed(fields: Fields, index: int, window: int, feed: str) -> Layer:
+    """Return a layer of DeepSeek-V4: the last tokens one by one, older ones several to a vector.
+
+    vllm/models/deepseek_v4/attention.py: a ratio below 2 keeps the window alone; at a ratio of 4 an indexer chooses.
+    """
+    ratios = fields.numbers("compress_ratios", longest=2 * MOST_LAYERS) or ()
+    ratio = ratios[index] if index < len(ratios) else 0
+    latent = fields.number("head_dim")
+    if ratio <= 1:
+        return Layer(AttentionGroup("sliding", 1, latent=latent, window=window), "compressed", feed)
+    indexer = _indexer_bytes(fields) // ratio if ratio == 4 else 0
+    keeps = AttentionGroup("latent", 1, latent=latent, indexer=indexer, compression=ratio, window=window)
+    return Layer(keeps, "compressed", feed)
 
 
 def _indexer_bytes(fields: Fields) -> int:

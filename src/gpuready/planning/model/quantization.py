@@ -26,7 +26,6 @@ KNOWN = (
     "modelopt",
     "quark",
 )
-_PREFIXES = ("", "language_model.", "model.language_model.")
 
 
 @dataclass(frozen=True)
@@ -72,19 +71,34 @@ class Quantized:
         self.facts = facts
         self._rules = tuple(rules)
         self._experts_only = experts_only
+        self._experts: Scheme | None = None
+
+    def with_experts(self, dtype: str) -> Quantized:
+        """Return the same formats with the experts in a type of their own: DeepSeek-V4's `expert_dtype`."""
+        if dtype == "fp4":
+            self._experts = Scheme("mxfp4", 4, group=32, scale_bytes=1)
+        return self
 
     def scheme(self, module: Module) -> Scheme | None:
         """Return how a module is kept, None for the model's own type."""
         if not module.linear or (self._experts_only and module.component != "experts"):
             return None
+        if self._experts is not None and module.component == "experts":
+            return self._experts
         try:
             for names, scheme in self._rules:
-                if names is None or any(names.cover(f"{prefix}{module.name}") for prefix in _PREFIXES):
+                if names is None or any(names.cover(name) for name in _spellings(module.name)):
                     return scheme
         except patterns.TooMuch:
             what = "config.json has so many patterns in quantization_config that they cannot be matched"
             raise UnknownModel(what) from None
         return None
+
+
+def _spellings(name: str) -> tuple[str, ...]:
+    """Return how a module may be called where its model is a part of another."""
+    tail = name.removeprefix("model.")
+    return (name, f"language_model.{name}", f"model.language_model.{tail}") if tail != name else (name,)
 
 
 def _names(fields: Fields, wanted: Sequence[str]) -> patterns.Names:
@@ -122,7 +136,7 @@ def read(fields: Fields) -> Quantized | None:
         raise UnknownModel(
             f"config.json has quantization_config.quant_method = {shown(method)}; known are {', '.join(KNOWN)}"
         )
-    return reader(inside)
+    return reader(inside).with_experts(fields.text("expert_dtype"))
 
 
 def _made(
@@ -227,19 +241,18 @@ def _modelopt_mixed(fields: Fields, ignored: Sequence[str]) -> Quantized:
     layers = fields.below("quantized_layers")
     if layers is None:
         raise UnknownModel("config.json mixes formats and has no quantization_config.quantized_layers")
-    rules: list[Rule] = []
-    schemes: list[Scheme] = []
+    names: dict[Scheme, list[str]] = {}
     for name in layers:
         one = layers.below(name)
         scheme = _MODELOPT.get(one.text("quant_algo").lower()) if one is not None else None
         if scheme is None:
             known = ", ".join(_MODELOPT)
             raise UnknownModel(f"config.json has no known quant_algo for {shown(name)}; known are {known}")
-        schemes.append(scheme)
-        rules.append((_names(fields, [name]), scheme))
-    if not schemes:
+        names.setdefault(scheme, []).append(name)
+    if not names:
         raise UnknownModel("config.json has an empty quantization_config.quantized_layers")
-    main = max(set(schemes), key=schemes.count)
+    main = max(names, key=lambda scheme: len(names[scheme]))
+    rules: list[Rule] = [(_names(fields, wanted), scheme) for scheme, wanted in names.items()]
     return _made(fields, main, ignored, _kv_dtype(fields), rules=rules)
 
 

@@ -153,14 +153,15 @@ def _kimi_modules(fields: Fields, prefix: str) -> list[Module]:
     found += [
         linear(f"{prefix}.f_a_proj", "recurrent", hidden, dim, split="whole"),
         linear(f"{prefix}.f_b_proj", "recurrent", dim, wide),
-        linear(f"{prefix}.g_a_proj", "recurrent", hidden, dim, split="whole"),
-        linear(f"{prefix}.g_b_proj", "recurrent", dim, wide),
         linear(f"{prefix}.b_proj", "recurrent", hidden, heads),
         linear(f"{prefix}.o_proj", "recurrent", wide, hidden),
         _plain(f"{prefix}.conv1d", 3 * wide * kernel + heads + wide),
         vector(f"{prefix}.o_norm", dim),
     ]
-    return found
+    if inside.flag("use_full_rank_gate"):
+        return [*found, linear(f"{prefix}.g_proj", "recurrent", hidden, wide)]
+    found.append(linear(f"{prefix}.g_a_proj", "recurrent", hidden, dim, split="whole"))
+    return [*found, linear(f"{prefix}.g_b_proj", "recurrent", dim, wide)]
 
 
 def _convolution_modules(fields: Fields, prefix: str) -> list[Module]:
