@@ -25,6 +25,10 @@ class Device:
     """Memory shared with the host, whose page cache moves what is free."""
     board_mib: float | None = None
     """What nvidia-smi reports as total, which is more than CUDA's; None: not known."""
+    vendor: str = "nvidia"
+    """nvidia or amd; `compute` of an AMD card is the number of its architecture, e.g. 9.4 for gfx942."""
+    share: float = 1.0
+    """Part of the card's multiprocessors that is this slice's; 1 for a whole GPU."""
 
 
 @dataclass(frozen=True)
