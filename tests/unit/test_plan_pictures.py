@@ -207,13 +207,14 @@ def test_measured_runs_become_marks_and_unknown_ones_do_not() -> None:
         {"id": "a", "engine": "vllm", **run, "observed": {"kv_tokens": 100}},
         {"id": "b", "engine": "sglang", **run, "observed": {"kv_tokens": 200}},
         {"id": "c", "engine": "vllm", "observed": {"kv_tokens": None}},
+        {"id": "e", "engine": "tensorrt-llm", **run, "observed": {"kv_tokens": 110}},
         {"id": "d", "engine": "vllm", "observed": None},
     ]
     answers: list[dict[str, Any]] = [
-        {"id": name, "predicted": {"kv_tokens": 110.0} if name != "b" else None} for name in "abcd"
+        {"id": name, "predicted": {"kv_tokens": 110.0} if name != "b" else None} for name in "abcde"
     ]
     found = accuracy.points(records, answers)
-    assert {engine: len(cloud) for engine, cloud in found.items()} == {"vllm": 1, "sglang": 0, "tensorrt_llm": 0}
+    assert {engine: len(cloud) for engine, cloud in found.items()} == {"vllm": 1, "sglang": 0, "tensorrt_llm": 1}
     assert found["vllm"][0].label == "a: m on g, vllm 0.19.0: 110 predicted, 100 observed (+10.0%)"
     ElementTree.fromstring(accuracy.picture(records, answers))  # noqa: S314
     assert "no value is known" in accuracy.picture([], [])

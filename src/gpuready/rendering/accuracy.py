@@ -21,14 +21,15 @@ def points(records: Sequence[Mapping[str, Any]], answers: Sequence[Mapping[str, 
         answer = by_id.get(record.get("id"), {})
         observed = (record.get("observed") or {}).get("kv_tokens")
         predicted = (answer.get("predicted") or {}).get("kv_tokens")
-        if not observed or not predicted or record.get("engine") not in found:
+        engine = str(record.get("engine")).replace("-", "_")
+        if not observed or not predicted or engine not in found:
             continue
         off = predicted / observed - 1
         label = (
-            f"{record['id']}: {record.get('model')} on {record.get('gpu')}, {record['engine']} "
+            f"{record['id']}: {record.get('model')} on {record.get('gpu')}, {engine} "
             f"{record.get('engine_version')}: {predicted:,.0f} predicted, {observed:,.0f} observed ({off:+.1%})"
         )
-        found[record["engine"]].append(Point(float(observed), float(predicted), label))
+        found[engine].append(Point(float(observed), float(predicted), label))
     return found
 
 
