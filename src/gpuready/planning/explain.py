@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from gpuready import catalog
 from gpuready.planning import rules, steps
+from gpuready.planning.memory import device
 from gpuready.planning.memory.run import Estimate, Range
 from gpuready.planning.rules import Rule
 from gpuready.planning.steps import Step
@@ -167,8 +167,7 @@ def count(value: float) -> str:
 def card_title(name: str) -> str:
     """Return the name of a card, or of a slice of it, for people; a card that the catalog lacks keeps its own."""
     key, _, profile = name.partition(":")
-    card = catalog.load("gpus")["cards"].get(key, {})
-    shown = str(card.get("title", key)).removeprefix("NVIDIA ")
+    shown = str(device.cards().get(key, {}).get("title", key)).removeprefix("NVIDIA ")
     return f"{profile} of {shown}" if profile else shown
 
 
@@ -218,8 +217,8 @@ def _context(found: Estimate) -> Range:
 
 
 def _bar_title(option: Option, total: float) -> str:
-    gpus, device = option.place.count, option.place.device
-    noun = "slice" if ":" in device.name else "GPU"
+    gpus = option.place.count
+    noun = "slice" if ":" in option.place.device.name else "GPU"
     if option.run.pp > 1:
         which = f"the fullest of {gpus} {noun}s"
     else:
