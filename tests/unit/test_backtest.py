@@ -30,7 +30,8 @@ LLAMA: dict[str, Any] = {
 
 
 def answer(**change: Any) -> dict[str, Any]:
-    return backtest.run([{**LLAMA, **change}])["records"][0]
+    found: dict[str, Any] = backtest.run([{**LLAMA, **change}])["records"][0]
+    return found
 
 
 def test_a_run_is_predicted_and_compared() -> None:
@@ -119,49 +120,31 @@ def test_data_parallelism_within_the_same_gpus_is_that_of_attention() -> None:
     assert shared["predicted"]["weights_gib"] > alone["predicted"]["weights_gib"]
 
 
-HOSTILE: list[Any] = [
+ODD: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(LLAMA, (None, True, -1, 0, 1.5, 10**30, float("nan"), [], {}, "x" * 10**5)),
+    **dict.fromkeys(("tp", "pp", "dp", "ep", "dcp"), (None, "4", -1, 0, 2.5, 3, 10**9, 10**18, float("inf"), False)),
+    **dict.fromkeys(
+        ("max_model_len", "max_num_seqs", "max_num_batched_tokens"), (None, "4", -1, 0, 2.5, 10**11, 10**18)
+    ),
+    **dict.fromkeys(("block_size", "chunked_prefill_size", "cuda_graph_max_bs"), (None, "4", -1, 0, 2.5, 3, 10**11)),
+    **dict.fromkeys(
+        ("mem_fraction_static", "gpu_memory_utilization"), (None, "0.9", -1, 0, 1e-9, 0.2, 1.0, 1.1, 1e300)
+    ),
+    **dict.fromkeys(
+        ("gpu_total_gib", "gpu_free_at_init_gib"), (None, "80", -1, 0, 1e-9, 0.2, 1.0, 1e300, float("inf"))
+    ),
+    **dict.fromkeys(("dtype", "kv_cache_dtype", "quantization"), (" ", "fp8", "float64", "bitsandbytes 4bit", 4, [])),
+}
+SEEN: tuple[Any, ...] = (
     None,
-    7,
-    "text",
-    [],
-    {},
-    {"id": 7, "engine": ["vllm"], "model": {"a": 1}},
-    {**LLAMA, "observed": None},
-    {**LLAMA, "observed": [1, 2]},
-    {**LLAMA, "observed": {"kv_tokens": "many", "weights_gib": float("nan"), "kv_cache_gib": float("inf"), 7: 8}},
-    {**LLAMA, "observed": {"kv_tokens": -5, "weights_gib": 0, "kv_cache_gib": -2.14}},
-    {**LLAMA, "observed": {"kv_tokens": 10**400}},
-    *(
-        {**LLAMA, key: value}
-        for key in LLAMA
-        for value in (None, True, -1, 0, 1.5, 10**30, float("nan"), [], {}, "x" * 10**5)
-    ),
-    *(
-        {**LLAMA, key: value}
-        for key in (
-            "tp",
-            "pp",
-            "dp",
-            "ep",
-            "dcp",
-            "max_model_len",
-            "max_num_seqs",
-            "block_size",
-            "chunked_prefill_size",
-        )
-        for value in (None, "4", -1, 0, 2.5, 3, 10**9, 10**18, float("inf"), False)
-    ),
-    *(
-        {**LLAMA, key: value}
-        for key in ("mem_fraction_static", "gpu_total_gib", "gpu_free_at_init_gib")
-        for value in (None, "0.9", -1, 0, 1e-9, 0.2, 1.0, 1.1, 1e300, float("inf"))
-    ),
-    *(
-        {**LLAMA, key: value}
-        for key in ("dtype", "kv_cache_dtype", "quantization")
-        for value in (" ", "fp8", "float64", 4, [])
-    ),
-]
+    [1, 2],
+    {"kv_tokens": "many", "weights_gib": float("nan"), "kv_cache_gib": float("inf"), 7: 8},
+    {"kv_tokens": -5, "weights_gib": 0, "kv_cache_gib": -2.14},
+    {"kv_tokens": 10**400},
+)
+HOSTILE: list[Any] = [None, 7, "text", [], {}, {"id": 7, "engine": ["vllm"], "model": {"a": 1}}]
+HOSTILE += [{**LLAMA, key: value} for key, values in ODD.items() for value in values]
+HOSTILE += [{**LLAMA, "observed": seen} for seen in SEEN]
 
 
 @pytest.mark.parametrize("engine", ["sglang", "tensorrt-llm", "vllm"])

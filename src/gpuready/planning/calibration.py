@@ -1,7 +1,8 @@
 """Fits the measured constants to recorded runs, and to all but one source's, to see what they are worth on others.
 
 A constant of the catalog that names what it is seen by (`fit`: `by` a figure, `on` these kinds of runs alone) is moved
-until one run's figure would be exact; the median over all runs is its value. The figures are close to linear in the constants, so one step tells it for every run.
+until one run's figure would be exact; the median over all runs is its value. The figures are close to linear in the
+constants, so one step tells it for every run.
 """
 
 from __future__ import annotations
