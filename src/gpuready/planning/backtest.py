@@ -15,6 +15,7 @@ from gpuready.planning import calibration
 from gpuready.planning.memory.estimate import ENGINES
 from gpuready.planning.memory.run import GIB, Estimate
 from gpuready.planning.memory.versions import ConstantSet
+from gpuready.planning.records import ENGINES as ENGINE_NAMES
 from gpuready.planning.records import Case, NotJudged, read, text
 
 FAMILIES = ("dense_16bit", "dense_other", "moe", "vision", "hybrid")
@@ -156,7 +157,7 @@ def _refused(record: Any, reason: str) -> dict[str, Any]:
     named, engine, version = (text(known, key) for key in ("id", "engine", "engine_version"))
     return {
         "id": named or None,
-        "engine": engine or None,
+        "engine": ENGINE_NAMES.get(engine.lower(), engine) or None,
         "engine_version": version or None,
         "family": None,
         "predicted": empty,
