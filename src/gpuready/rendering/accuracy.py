@@ -72,14 +72,14 @@ _HEAD = """\
 
 {rows} runs whose engines printed what they did with the memory of their GPUs, from public logs, issues and documents,
 each with its source in [measured_runs.json](../tests/unit/data/measured_runs.json). {judged} of them can be judged:
-they name an engine, a version that resolves to one set of constants, a model whose configuration is known, and a card or
-its memory; all else may be missing and is then the engine's default. Your own runs are judged by
+they name an engine, a version that resolves to one set of constants, a model whose configuration is known, and a card
+or its memory; all else may be missing and is then the engine's default. Your own runs are judged by
 
     gpuready plan backtest RUNS.json --plot accuracy.svg
 
 in the same layout, unknown fields null. Errors are without their sign: the median, and what nine of ten runs stay
-below. The KV cache is compared by its tokens, or by its GiB where the tokens were not printed. A band is where nine of ten
-measurements are expected; its width is half of it, as a part of the prediction.
+below. The KV cache is compared by its tokens, or by its GiB where the tokens were not printed. A band is where nine of
+ten measurements are expected; its width is half of it, as a part of the prediction.
 
 ![Tokens in the KV cache: predicted against observed](planner/accuracy.svg)
 """
