@@ -202,19 +202,14 @@ def test_a_host_shows_its_gpus_first_and_then_each_deployment(found: Explanation
 
 
 def test_measured_runs_become_marks_and_unknown_ones_do_not() -> None:
-    run = {"engine_version": "0.19.0", "model": "m", "gpu": "g"}
-    records: list[dict[str, Any]] = [
-        {"id": "a", "engine": "vllm", **run, "observed": {"kv_tokens": 100}},
-        {"id": "b", "engine": "sglang", **run, "observed": {"kv_tokens": 200}},
-        {"id": "c", "engine": "vllm", "observed": {"kv_tokens": None}},
-        {"id": "e", "engine": "tensorrt-llm", **run, "observed": {"kv_tokens": 110}},
-        {"id": "d", "engine": "vllm", "observed": None},
-    ]
-    answers: list[dict[str, Any]] = [
-        {"id": name, "predicted": {"kv_tokens": 110.0} if name != "b" else None} for name in "abcde"
-    ]
-    found = accuracy.points(records, answers)
-    assert {engine: len(cloud) for engine, cloud in found.items()} == {"vllm": 1, "sglang": 0, "tensorrt_llm": 1}
-    assert found["vllm"][0].label == "a: m on g, vllm 0.19.0: 110 predicted, 100 observed (+10.0%)"
-    ElementTree.fromstring(accuracy.picture(records, answers))  # noqa: S314
-    assert "no value is known" in accuracy.picture([], [])
+    def answer(name: str, engine: str, observed: float | None, judged: bool = True) -> dict[str, Any]:
+        seen = {"kv_tokens": observed} if judged else None
+        return {"id": name, "engine": engine, "judged": judged, "predicted": {"kv_tokens": 110}, "observed": seen}
+
+    rows = [answer("a", "vllm", 100.0), answer("b", "sglang", None), answer("c", "tensorrt_llm", 110.0)]
+    text = accuracy.picture([*rows, answer("d", "vllm", None, judged=False)])
+    assert "a: 110 predicted, 100 observed (+10.0%)" in text
+    tree = ElementTree.fromstring(text)  # noqa: S314
+    legends = [one.text for one in tree.iter("{http://www.w3.org/2000/svg}text") if one.get("class") == "legend"]
+    assert legends == ["vLLM (1)", "TensorRT-LLM (1)"]
+    assert "no value is known" in accuracy.picture([])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpuready.cli.plan_backtest import OPTIONS, run_backtest
 from gpuready.cli.verb import Call, Verb
 from gpuready.outcome import Failure, Refusal, Result
 from gpuready.serving.files import read_json
@@ -19,4 +20,9 @@ def _explain(_: Call) -> Result:
     return Result(summary="\n".join(lines), data={"plan": plan})
 
 
-VERBS = {"explain": Verb("say what was planned for this server, and why", _explain)}
+VERBS = {
+    "explain": Verb("say what was planned for this server, and why", _explain),
+    "backtest": Verb(
+        "compare the planner with runs that were measured", run_backtest, arguments=["runs"], options=OPTIONS
+    ),
+}

@@ -1,0 +1,62 @@
+"""`gpuready plan backtest`: what it reads, prints and writes. What it finds: test_backtest.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpuready.cli import main
+from gpuready.cli.screen import Screen
+from gpuready.outcome import Exit
+
+RUNS = Path(__file__).parent / "data" / "measured_runs.json"
+
+
+def test_machines_get_records_and_summary_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["plan", "backtest", str(RUNS), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found) == {"records", "summary"}
+    given = json.loads(RUNS.read_text())
+    assert [one["id"] for one in found["records"]] == [one["id"] for one in given]
+    assert set(found["records"][0]) >= {"id", "predicted", "band", "error", "judged", "reason"}
+
+
+def test_people_get_tables_that_fit() -> None:
+    result, _ = main.run(["plan", "backtest", str(RUNS)], screen=Screen())
+    lines = result.page.splitlines()
+    told = result.data["summary"]
+    assert lines[0] == f"{told['judged']} of {told['rows']} runs can be judged"
+    assert max(map(len, lines)) <= 80
+    heads = [line.split()[0] for line in lines if line.startswith("runs ")]
+    assert heads == ["runs", "runs"]
+    for reason in told["not_judged"]:
+        assert " ".join(reason.split()) in " ".join(result.page.split())
+
+
+def test_runs_may_stand_under_a_key_and_unknown_ones_are_answered(tmp_path: Path) -> None:
+    path = tmp_path / "runs.json"
+    path.write_text('{"records": [{"id": "x"}, {}]}')
+    result, _ = main.run(["plan", "backtest", str(path)], screen=Screen())
+    assert [(one["id"], one["judged"]) for one in result.data["records"]] == [("x", False), (None, False)]
+    assert all(one["reason"] for one in result.data["records"])
+
+
+def test_a_picture_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "p.svg"
+    result, _ = main.run(["plan", "backtest", str(RUNS), "--plot", str(path)], screen=Screen())
+    assert result.page.endswith(f"\n{path} is written.")
+    assert path.read_text().count('class="mark') > 2
+
+
+@pytest.mark.parametrize("text", ["{}", '{"records": 5}', "[1]", '"x"', "null", ""])
+def test_a_file_without_runs_is_one_sentence(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "runs.json"
+    path.write_text(text)
+    result, _ = main.run(["plan", "backtest", str(path)], screen=Screen())
+    assert result.exit == Exit.REFUSED
+    assert [one.sentence() for one in result.failures] == [
+        f"{path} holds no list of runs; give a JSON list of objects with id, engine, engine_version, model, gpu, "
+        "observed ... (docs/planner-accuracy.md)."
+    ]
