@@ -190,6 +190,13 @@ def test_a_draft_model_is_weighed_before_the_kv_cache_since_0_5_14() -> None:
     assert after.weights.value - before.weights.value == pytest.approx(2)
 
 
+def test_a_draft_models_kv_shares_the_tokens_since_0_5_11() -> None:
+    draft = Draft(4, kv_bytes_per_token=4096)
+    before = sglang.cell(LLAMA, Run("sglang", "0.5.10", draft=draft), resolve("sglang", "0.5.10"))
+    after = sglang.cell(LLAMA, Run("sglang", "0.5.11", draft=draft), resolve("sglang", "0.5.11"))
+    assert (before.full, after.full) == (131_072, 135_168)
+
+
 def test_weights_that_fill_the_fraction_are_refused_with_the_fraction_that_would_do() -> None:
     found = estimated(Device("rtx-4090", 16.5, 8.9, board_mib=17000), "0.5.5", memory_fraction=0.8)
     assert not found.fits

@@ -51,7 +51,7 @@ def token_bytes(group: AttentionGroup, split: int, element: float) -> float:
     if group.kind in ("recurrent", "none"):
         return 0.0
     if group.latent:
-        return group.latent * element + group.indexer
+        return group.latent * element / group.compression + group.indexer
     heads = heads_per_gpu(group.kv_heads, split)
     return heads * (group.head_dim + group.v_head_dim) * element + group.indexer
 

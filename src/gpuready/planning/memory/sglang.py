@@ -21,6 +21,8 @@ from gpuready.planning.model.facts import ModelFacts
 
 _LEAST_REQUESTS, _MOST_REQUESTS, _REQUESTS_PER_CONTEXT = 2048, 4096, 512
 _ROTARY_BYTES, _SIXTEEN_BITS = 4, 2
+_STATE_BYTES = 4
+"""States of recurrent layers are float32 unless SGLANG_MAMBA_SSM_DTYPE says otherwise (configs/mamba_utils.py)."""
 _HIDDEN_COPIES = 8
 """Arrays as wide as the model that live at once in one layer: residual, norm, queries, keys, values, attention."""
 
@@ -62,12 +64,12 @@ def cell(model: ModelFacts, run: Run, constants: ConstantSet) -> Cell:
     full = sliding = state = 0.0
     for group, layers in max(kv.stages(model, run.pp), key=lambda stage: sum(layers for _, layers in stage)):
         if group.kind == "recurrent":
-            state += layers * kv.state_bytes(group, model, heads_split)
+            state += layers * kv.state_bytes(replace(group, state_bytes_per_element=_STATE_BYTES), model, heads_split)
         elif two and group.kind in ("sliding", "chunked"):
             sliding += layers * kv.token_bytes(group, heads_split, element)
         else:
             full += layers * kv.token_bytes(group, heads_split, element)
-    if run.draft:
+    if run.draft and constants.values["draft_kv_counted"]:
         full += run.draft.kv_bytes_per_token or full * model.draft_layers / max(1, model.layers)
     return Cell(full, sliding, state)
 
