@@ -55,11 +55,12 @@ def settings(model: ModelFacts, device: Device, run: Run, rules: Mapping[str, An
 
 
 def board_mib(device: Device, rules: Mapping[str, Any]) -> float:
-    """Return what nvidia-smi calls the total, in MiB; a MIG slice has no such figure, there it is CUDA's."""
+    """Return what nvidia-smi calls the total, in MiB; where it has no such figure, the program's own."""
     if device.board_mib is not None:
         return device.board_mib
     total = device.total_gib * 1024
-    return total if ":" in device.name or device.unified else total + float(rules["board_over_cuda_mib"]["value"])
+    alone = ":" in device.name or device.unified or device.vendor != "nvidia"
+    return total if alone else total + float(rules["board_over_cuda_mib"]["value"])
 
 
 def _fraction(rule: Mapping[str, Any], board: float, run: Run, reserved: float) -> float:
