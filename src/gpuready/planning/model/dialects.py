@@ -161,9 +161,13 @@ _DIALECTS: Mapping[str, Callable[[Fields, Family], _Said]] = {
 
 def usual(fields: Fields, name: str, family: Family) -> tuple[Fields, Family]:
     """Return the same model in the usual words: keys under their usual names, switches as the family's traits."""
-    defaults = {key: value for key, value in family.defaults.items() if key not in fields}
-    if defaults:
-        fields = fields.under(defaults)
+    nested = family.nested if fields.raw("nested") is True else {}
+    missing = {key: value for key, value in {**nested, **family.defaults}.items() if key not in fields}
+    if missing:
+        fields = fields.under(missing)
+    filled = ", ".join(key for key in nested if key in missing)
+    if filled:
+        fields.assume(f"{filled} filled in from the class defaults of {name}, which its config.json leaves out")
     told = _DIALECTS.get(name)
     if told is None:
         return fields, family

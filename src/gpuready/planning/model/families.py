@@ -62,9 +62,21 @@ class Family:
     """Looks at all tokens at once and keeps none of them: no KV cache."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """What holds where config.json lacks it."""
+    nested: Mapping[str, Any] = field(default_factory=dict)
+    """What holds beside that where the model is a part of another, whose config.json says only what differs from it."""
 
 
-_LLAMA = Family()
+_LLAMA = Family(
+    nested={
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "vocab_size": 32000,
+        "max_position_embeddings": 2048,
+    }
+)
+_MISTRAL = {**_LLAMA.nested, "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072}
 _QWEN3 = Family(qk_norm="head", window="upper", defaults={"head_dim": 128})
 _MLA = Family(attention="latent", routing_bias=True, defaults={"kv_lora_rank": 512, "qk_rope_head_dim": 64})
 _DELTA = Family(
@@ -82,6 +94,13 @@ _GEMMA3 = Family(
     window="others",
     pattern=6,
     defaults={"head_dim": 256, "sliding_window": 4096, "max_position_embeddings": 131072, "vocab_size": 262208},
+    nested={
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+    },
 )
 _OLD = Family(qkv_bias=True, output_bias=True, mlp_bias=True, gated=False, norm_bias=True, rotary=False)
 _ENCODER = Family(
@@ -102,7 +121,7 @@ _ENCODER = Family(
 FAMILIES: Mapping[str, Family] = {
     # Llama and what is built like it.
     "llama": _LLAMA,
-    "mistral": Family(window="all"),
+    "mistral": Family(window="all", nested=_MISTRAL),
     "ministral": Family(window="all"),
     "ministral3": _LLAMA,
     "yi": _LLAMA,

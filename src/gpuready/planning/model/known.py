@@ -2,13 +2,123 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import copy
+import functools
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpuready import catalog
 from gpuready.planning.model.config import UnknownModel, read_facts
 from gpuready.planning.model.facts import ModelFacts
+from gpuready.planning.model.fields import shown
+
+_LONGEST_NAME = 256
+_UNTOUCHED = [
+    "lm_head",
+    "visual",
+    "vision_tower",
+    "vision_model",
+    "multi_modal_projector",
+    "mm_projector",
+    "embed_vision",
+]
+_GROUPED_4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": True}
+
+
+def _groups(form: str, weights: Mapping[str, Any], activation_bits: int | None = None) -> dict[str, Any]:
+    """Return a configuration of compressed-tensors with one format for all linear layers."""
+    inputs = {"num_bits": activation_bits} if activation_bits else None
+    group = {"targets": ["Linear"], "weights": dict(weights), "input_activations": inputs}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "config_groups": {"group_0": group},
+        "ignore": list(_UNTOUCHED),
+    }
+
+
+def _channel(kind: str) -> dict[str, Any]:
+    return {"num_bits": 8, "type": kind, "strategy": "channel", "symmetric": True}
+
+
+_CONVENTIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "awq": (
+        "AWQ: 4 bits, groups of 128, zero points",
+        {"quant_method": "awq", "bits": 4, "group_size": 128, "modules_to_not_convert": _UNTOUCHED},
+    ),
+    "gptq": (
+        "GPTQ: 4 bits, groups of 128",
+        {"quant_method": "gptq", "bits": 4, "group_size": 128, "modules_to_not_convert": _UNTOUCHED},
+    ),
+    "gptq8": (
+        "GPTQ: 8 bits, groups of 128",
+        {"quant_method": "gptq", "bits": 8, "group_size": 128, "modules_to_not_convert": _UNTOUCHED},
+    ),
+    "w4a16": ("4 bit weights in groups of 128", _groups("pack-quantized", _GROUPED_4)),
+    "w8a16": ("8 bit weights, one scale per channel", _groups("pack-quantized", _channel("int"))),
+    "w8a8": ("8 bit integers, one scale per channel", _groups("int-quantized", _channel("int"), 8)),
+    "fp8": ("8 bit floats, one scale per channel", _groups("float-quantized", _channel("float"), 8)),
+    "nvfp4": (
+        "NVFP4: 4 bit floats in groups of 16",
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": _UNTOUCHED},
+    ),
+    "mxfp4": (
+        "MXFP4: 4 bit floats in groups of 32",
+        _groups("mxfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}),
+    ),
+    "bnb": (
+        "bitsandbytes: 4 bits, twice quantized",
+        {
+            "quant_method": "bitsandbytes",
+            "load_in_4bit": True,
+            "bnb_4bit_use_double_quant": True,
+            "llm_int8_skip_modules": _UNTOUCHED,
+        },
+    ),
+}
+"""How those who publish a checkpoint of one of these names usually make it; each with the words that say so."""
+
+_FORMAT_OF_WORD = {
+    "awq": "awq",
+    "gptq": "gptq",
+    "autoround": "gptq",
+    "w4a16": "w4a16",
+    "w4": "w4a16",
+    "int4": "w4a16",
+    "w8a16": "w8a16",
+    "w8a8": "w8a8",
+    "int8": "w8a8",
+    "fp8": "fp8",
+    "nvfp4": "nvfp4",
+    "nvfp4a16": "nvfp4",
+    "fp4": "nvfp4",
+    "mxfp4": "mxfp4",
+    "bnb": "bnb",
+    "bitsandbytes": "bnb",
+}
+_FORMAT_WORDS = frozenset(
+    (
+        *_FORMAT_OF_WORD,
+        "4bit",
+        "8bit",
+        "dynamic",
+        "static",
+        "quantized",
+        "block",
+        "g128",
+        "unsloth",
+        "qat",
+        "ptq",
+        "marlin",
+    )
+) | frozenset(
+    ("bf16", "fp16", "float16", "bfloat16", "w8", "a8", "kv", "compressed", "tensors", "pertensor", "int", "sym")
+)
+_ROLES = frozenset(("instruct", "chat", "it", "base", "pt", "hf", "meta", "class", "thinking", "preview"))
+_DATE = re.compile(r"(?:0[1-9]|1[0-2])[0-3]\d|2[4-9](?:0[1-9]|1[0-2])")
+_MADE_WHILE_LOADING = frozenset(("fp8", "bnb"))
 
 
 @dataclass(frozen=True)
@@ -23,21 +133,108 @@ class Known:
     assumptions: tuple[str, ...] = ()
 
 
+def _words(name: str) -> tuple[str, ...]:
+    """Return the words of a model's name without its owner, in lower case."""
+    plain = re.sub(r"\([^)]*\)", " ", name.lower()).partition("+")[0].strip().rpartition("/")[2]
+    return tuple(word for word in re.split(r"[-_\s]+", plain.replace("quantized.", "quantized-")) if word)
+
+
+def _stem(words: tuple[str, ...], loose: bool) -> tuple[str, ...]:
+    """Return the words that say which model it is: without formats, and loosely also without roles and dates."""
+    kept = [word for word in words if word not in _FORMAT_WORDS]
+    if loose:
+        kept = [word for word in kept if word not in _ROLES and not _DATE.fullmatch(word)]
+    return tuple(kept)
+
+
+@functools.cache
+def _index() -> tuple[Mapping[str, Any], ...]:
+    return tuple(catalog.load("models")["models"])
+
+
+@functools.cache
+def _by(key: str) -> Mapping[Any, Mapping[str, Any]]:
+    """Return the models of the catalog by one of their keys; the first of the same key counts."""
+    keys: dict[str, Callable[[str], Any]] = {
+        "id": lambda name: name,
+        "lower": str.lower,
+        "words": _words,
+        "stem": lambda name: _stem(_words(name), loose=False),
+        "loose": lambda name: _stem(_words(name), loose=True),
+    }
+    found: dict[Any, Mapping[str, Any]] = {}
+    for entry in _index():
+        quantized = bool(set(_words(entry["id"])) & set(_FORMAT_OF_WORD))
+        if not (quantized and key in ("stem", "loose")):
+            found.setdefault(keys[key](entry["id"]), entry)
+    return found
+
+
+def _format(words: tuple[str, ...], quantization: str | None) -> str | None:
+    """Return the format that a name or the word for a quantization speaks of."""
+    said = (*words, *_words(quantization or ""))
+    found = next((_FORMAT_OF_WORD[word] for word in said if word in _FORMAT_OF_WORD), None)
+    if found in ("gptq", "w4a16") and ("int8" in said or "8bit" in said):
+        return "gptq8" if found == "gptq" else "w8a16"
+    return found
+
+
+def find(name: str, quantization: str | None = None) -> Known | None:
+    """Return a model of the catalog by its name, None where there is none.
+
+    First its id, then its id in any case and of any owner, then the model from which its name says that it was derived:
+    another revision, or a quantized checkpoint, whose format is then the usual one of that name. What was concluded
+    stands in `assumptions`. `quantization` is the word that an engine or a log has for the format.
+    """
+    if not name or len(name) > _LONGEST_NAME:
+        return None
+    words = _words(name)
+    if not words or "gguf" in words:
+        return None
+    kind = _format(words, quantization)
+    for key, value in (("id", name), ("lower", name.lower()), ("words", words)):
+        entry = _by(key).get(value)
+        if entry is not None:
+            break
+    else:
+        return _derived(name, words, kind)
+    if kind is None or kind in _MADE_WHILE_LOADING or _quantized(entry["config"]):
+        return _known(entry)
+    return _as_format(_known(entry), name, kind)
+
+
+def _derived(name: str, words: tuple[str, ...], kind: str | None) -> Known | None:
+    """Return the model from which a name says that it was derived, in the format that it speaks of."""
+    for loose in (False, True):
+        stem = _stem(words, loose)
+        entry = _by("loose" if loose else "stem").get(stem) if stem else None
+        if entry is None:
+            continue
+        known = _known(entry, f"{shown(name)} is taken as having the sizes of {entry['id']}")
+        return _as_format(known, name, kind) if kind is not None else known
+    return None
+
+
 def _known(entry: Mapping[str, Any], *assumptions: str) -> Known:
     said = (*entry.get("assumptions", ()), *assumptions)
     return Known(entry["id"], entry["config"], entry.get("weight_bytes"), entry["source"], said)
 
 
-def find(name: str, quantization: str | None = None) -> Known | None:  # noqa: ARG001
-    """Return a model of the catalog by its id; None where there is none of that name."""
-    models = catalog.load("models")["models"]
-    for entry in models:
-        if entry["id"] == name:
-            return _known(entry)
-    for entry in models:
-        if entry["id"].lower() == name.lower():
-            return _known(entry)
-    return None
+def _quantized(config: Mapping[str, Any]) -> bool:
+    inner = config.get("text_config")
+    return "quantization_config" in config or (isinstance(inner, Mapping) and "quantization_config" in inner)
+
+
+def _as_format(known: Known, name: str, kind: str) -> Known:
+    """Return the same model in a format, as it is usually made."""
+    words, form = _CONVENTIONS[kind]
+    config = copy.deepcopy(dict(known.config))
+    for part in (config, config.get("text_config")):
+        if isinstance(part, dict):
+            part.pop("quantization_config", None)
+    config["quantization_config"] = form
+    said = f"{shown(name)} is taken as made the usual way of its name: {words}, embeddings and head in 16 bits"
+    return replace(known, config=config, weight_bytes=None, assumptions=(*known.assumptions, said))
 
 
 def facts(name: str, quantization: str | None = None) -> ModelFacts:
@@ -48,5 +245,6 @@ def facts(name: str, quantization: str | None = None) -> ModelFacts:
     """
     known = find(name, quantization)
     if known is None:
-        raise UnknownModel(f"the catalog has no model {name!r}")
-    return read_facts(known.config, known.weight_bytes)
+        raise UnknownModel(f"the catalog has no model {shown(name)}; give its config.json instead")
+    read = read_facts(known.config, known.weight_bytes)
+    return replace(read, assumptions=(*known.assumptions, *read.assumptions))

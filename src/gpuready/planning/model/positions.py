@@ -49,22 +49,26 @@ def context_tokens(fields: Fields, name: str) -> int:
 def rotary_elements(fields: Fields, family: Family, layers: Sequence[Layer], context: int) -> int:
     """Return the elements of the cosine and sine tables: one row per position, one table per kind of rotation.
 
-    vllm/model_executor/layers/rotary_embedding: as wide as the part of a head that is rotated; layers with a window may
-    have a base of their own, and so a table of their own.
+    vllm/model_executor/layers/rotary_embedding: as wide as the part of a head that is rotated, as long as the scaled
+    context; layers with a window may have a base of their own, and so an unscaled table of their own.
     """
     if not family.rotary:
         return 0
-    rows = max(context, fields.optional("max_position_embeddings", most=MOST_TOKENS) or 0)
+    plain = max(context, fields.optional("max_position_embeddings", most=MOST_TOKENS) or 0)
+    scaling = _scaling(fields)
+    linear = scaling is not None and scaling.text("rope_type", "type") in ("linear", "dynamic")
+    scaled = max(plain, round((fields.optional("max_position_embeddings", most=MOST_TOKENS) or 0) * _factor(scaling)))
     share = fields.raw("partial_rotary_factor") or fields.raw("rotary_pct")
     part = float(share) if isinstance(share, (int, float)) and 0 < share <= 1 else 1.0
-    own = (
-        any(key in fields for key in ("rope_local_base_freq", "swa_rope_theta", "global_head_dim"))
-        or family.pattern == 6
+    own = family.pattern == 6 or any(
+        key in fields for key in ("rope_local_base_freq", "swa_rope_theta", "global_head_dim")
     )
     tables = set()
     for layer in layers:
+        local = own and layer.keeps.kind == "sliding"
+        rows = scaled if linear and not local else plain
         if layer.mixer == "latent":
-            tables.add((fields.number("qk_rope_head_dim", least=0), False))
+            tables.add((rows, fields.number("qk_rope_head_dim", least=0), local))
         elif layer.mixer in ("grouped", "both") and layer.keeps.head_dim:
-            tables.add((round(layer.keeps.head_dim * part), own and layer.keeps.kind == "sliding"))
-    return sum(rows * width for width, _ in tables)
+            tables.add((rows, round(layer.keeps.head_dim * part), local))
+    return sum(rows * width for rows, width, _ in tables)
