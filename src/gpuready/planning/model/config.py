@@ -17,6 +17,7 @@ from gpuready.planning.model.layers import Layer, read_layers
 from gpuready.planning.model.modules import Module
 from gpuready.planning.model.positions import context_tokens, rotary_elements
 from gpuready.planning.model.quantization import Quantized
+from gpuready.planning.model.tensors import fused
 
 __all__ = ["Headers", "UnknownModel", "read_facts"]
 
@@ -81,6 +82,7 @@ def read_facts(config: Mapping[str, Any], headers: int | Headers | None = None) 
         vision_hidden=model.tower[1],
         draft_layers=_draft_layers(fields),
         draft_components=_sized(model.draft, model.dtype, quantized),
+        tensors=fused([*model.modules, *(model.encoder or ())], ELEMENT_BYTES[model.dtype], quantized),
         rotary_elements=rotary_elements(fields, model.family, model.layers, model.context),
         assumptions=tuple(fields.assumptions),
     )

@@ -70,6 +70,19 @@ class Component:
 
 
 @dataclass(frozen=True)
+class Tensor:
+    """A large tensor in which engines keep weights; allocators round its size."""
+
+    bytes: int
+    kv_bytes: int = 0
+    """The part of it that is divided by KV heads."""
+    split: str = "tensor"
+    place: str = "layers"
+    count: int = 1
+    """How many equal ones there are."""
+
+
+@dataclass(frozen=True)
 class Experts:
     """The experts of a mixture-of-experts model."""
 
@@ -132,6 +145,8 @@ class ModelFacts:
     """Layers that the checkpoint brings for speculative decoding (MTP); they are not loaded unless asked for."""
     draft_components: tuple[Component, ...] = ()
     """The weights of those layers; they are not among `components`."""
+    tensors: tuple[Tensor, ...] = ()
+    """The tensors that make up `components`, but for those under a MiB, computed from config.json."""
     rotary_elements: int = 0
     """Elements of the cosine and sine tables that engines build beside the weights."""
     sampled_vocabulary: int = 0
