@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from gpuready.planning.memory import sglang, tensorrt_llm
+from gpuready.planning.memory import sglang, tensorrt_llm, vllm
 from gpuready.planning.memory.run import Device, Estimate, Run
 from gpuready.planning.memory.versions import ConstantSet, Unresolved, resolve
 from gpuready.planning.model.facts import ModelFacts
@@ -23,7 +23,7 @@ class Engine(Protocol):
         """Return what one request of that many tokens takes of a GPU's KV cache."""
 
 
-ENGINES: Mapping[str, Engine] = {"sglang": sglang, "tensorrt_llm": tensorrt_llm}
+ENGINES: Mapping[str, Engine] = {"sglang": sglang, "tensorrt_llm": tensorrt_llm, "vllm": vllm}
 
 
 def estimate(model: ModelFacts, device: Device, run: Run) -> Estimate:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpuready import catalog
@@ -50,6 +50,7 @@ def parse(text: str) -> Version | None:
     return (*numbers, stage, int(match[3] or 0))
 
 
+@functools.lru_cache(maxsize=512)
 def resolve(engine: str, text: str) -> ConstantSet:
     """Return the one set of constants that holds for all of what `text` names.
 
@@ -62,10 +63,11 @@ def resolve(engine: str, text: str) -> ConstantSet:
     sets = _sets(engine)
     shown = f"{engine} {text.strip()[:40]}"
     day = _DAY.match(text.strip())
+    span, until = None, ""
     if day:
-        first, last = (day[0][-10:],) * 2 if day[2] else (f"{day[1]}-01", f"{day[1]}-31")
+        first, until = (day[0][-10:],) * 2 if day[2] else (f"{day[1]}-01", f"{day[1]}-31")
         older = [made for _, released, made in sets if released <= first]
-        holding = [made for _, released, made in sets if released <= last]
+        holding = [made for _, released, made in sets if released <= until]
     else:
         span = _releases(text, _newest(engine))
         if span is None:
@@ -77,7 +79,17 @@ def resolve(engine: str, text: str) -> ConstantSet:
     if holding[-1] is not older[-1]:
         names = f"{older[-1].name} and {holding[-1].name}"
         raise Unresolved(f"{shown} lies in more than one set of constants ({names}); name one release")
-    return older[-1]
+    return _with_defaults(older[-1], span[1] if span else None, until)
+
+
+def _with_defaults(held: ConstantSet, last: Version | None, day: str) -> ConstantSet:
+    """Return a set with the engine's defaults of the newest release that is meant, given by its number or a day."""
+    values: dict[str, Any] = {}
+    for entry in catalog.load("engine_memory")["engines"][held.engine].get("defaults", ()):
+        first = parse(entry["first"])
+        if (entry["released"] <= day) if last is None else (first is not None and first <= last):
+            values.update(entry)
+    return replace(held, values={**held.values, **values}) if values else held
 
 
 def _told(sets: tuple[tuple[Version, str, ConstantSet], ...]) -> str:

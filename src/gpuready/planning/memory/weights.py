@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from gpuready.planning.memory.kv import heads_per_gpu
 from gpuready.planning.memory.run import Run
 from gpuready.planning.model.facts import Component, ModelFacts
@@ -11,6 +13,8 @@ _LOADED_BYTES = {"fp8": 1.0, "bitsandbytes": 0.5 + 1 / 16}
 _ELEMENT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 _VOCABULARY_STEP = 64
 """Rows to which engines pad a vocabulary before they split it (vLLM's and SGLang's vocab_parallel_embedding.py)."""
+
+_PIECE, _LARGE = 2 << 20, 10 << 20
 
 
 def by_stage(model: ModelFacts, run: Run) -> list[float]:
@@ -47,6 +51,25 @@ def per_rank(model: ModelFacts, run: Run) -> float:
 def component_bytes(component: Component, model: ModelFacts, run: Run) -> float:
     """Return a component's bytes on one GPU, over all its layers."""
     return _loaded_bytes(component, model, run) * _share(component, model, run)
+
+
+def block_rounding(model: ModelFacts, run: Run) -> float:
+    """Return the bytes by which PyTorch's blocks exceed the large matrices of one GPU, over all layers.
+
+    A matrix of 10 MiB or more gets whole pieces of 2 MiB, and keeps what is left of the last one unless that is more
+    than 1 MiB (c10/cuda/CUDACachingAllocator.cpp).
+    """
+    per_layer = Counter[str]()
+    for component in model.components:
+        if component.place == "layers":
+            per_layer[component.name] += int(component_bytes(component, model, run) / model.layers)
+    mlp, attention, both = per_layer["mlp"], per_layer["attention"] // 2, per_layer["kv"]
+    gated = sum(one.elements for one in model.components if one.name == "mlp") > 2.5 * (
+        model.layers * model.hidden * model.intermediate
+    )
+    matrices = [attention + both, attention, *((mlp * 2 // 3, mlp // 3) if gated else (mlp // 2, mlp // 2))]
+    left = (-size % _PIECE for size in matrices if size >= _LARGE)
+    return float(model.layers * sum(rest for rest in left if rest <= _PIECE // 2))
 
 
 def _loaded_bytes(component: Component, model: ModelFacts, run: Run) -> float:
