@@ -141,7 +141,7 @@ def test_rules_of_thumb_are_told_beside_the_figures() -> None:
     assert share.holds is False
     # 55.65 of 79.11 GiB; at 50 % it would hold 324,048 tokens.
     assert share.says == (
-        "the KV cache has 70% of the card; the engine has taken its working memory before it, "
+        "the KV cache has 70.3% of the card; the engine keeps its working memory beside it, "
         "so the rule would only give up 131,855 tokens"
     )
     free = told["leave 10 GB free"]

@@ -136,6 +136,8 @@ def test_observed_and_predicted_stand_on_the_line_where_they_are_the_same() -> N
         return y1 + (y2 - y1) * (x - x1) / (x2 - x1)
 
     assert marks[0][1] == pytest.approx(on_the_line(marks[0][0]), abs=0.1)
+    ticks = [one.text for one in tree.iter(f"{space}text") if one.get("class") == "tick"]
+    assert ticks == ["100", "1k", "10k"] * 2
     # Twice too high in x lies below the line: y grows downwards.
     assert marks[1][1] > on_the_line(marks[1][0]) + 5
 

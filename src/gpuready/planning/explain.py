@@ -92,7 +92,8 @@ class Figure:
         band = ""
         if self.low is not None and self.high is not None and shown(self.low) != shown(self.high):
             band = f" ({shown(self.low)} to {shown(self.high)})"
-        return f"{shown(self.value)} {self.unit}".rstrip() + band
+        unit = self.unit.removesuffix("s") if self.value == 1 else self.unit
+        return f"{shown(self.value)} {unit}".rstrip() + band
 
 
 @dataclass(frozen=True)

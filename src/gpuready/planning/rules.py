@@ -39,10 +39,10 @@ def _weights_first(option: Option) -> Rule:
 def _kv_share(option: Option) -> Rule:
     found = option.estimate
     share = found.kv.value / found.total_gib
-    says = f"the KV cache has {share:.0%} of the card"
+    says = f"the KV cache has {share:.1%} of the card"
     if share > KV_SHARE:
         lost = int(found.kv_tokens.value * (1 - KV_SHARE / share))
-        says += f"; the engine has taken its working memory before it, so the rule would only give up {lost:,} tokens"
+        says += f"; the engine keeps its working memory beside it, so the rule would only give up {lost:,} tokens"
     return Rule("KV cache at most 40 to 50 % of the card", share <= KV_SHARE, says)
 
 

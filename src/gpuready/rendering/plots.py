@@ -69,10 +69,6 @@ def number(value: float) -> str:
     return f"{value:,.{digits}f}".replace(",", "\u2009")
 
 
-def _tick(value: float) -> str:
-    return f"{value:,.10f}".rstrip("0").rstrip(".").replace(",", "\u2009")
-
-
 def standalone(figure: str) -> str:
     """Return an SVG element as a file of its own: in the style of our pages, on a paper of its own."""
     style = resources.files(__package__).joinpath("figure.css").read_text(encoding="utf-8")
@@ -118,17 +114,24 @@ class _Axes:
     def y(self, value: float) -> float:
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * value / self.y_ticks[-1]
 
+    def tick(self, value: float) -> str:
+        return f"{value:,.10f}".rstrip("0").rstrip(".").replace(",", "\u2009")
+
     def draw(self) -> str:
         parts = []
         for tick in self.y_ticks:
             y = self.y(tick)
             parts.append(f'<line class="grid" x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}"/>')
-            parts.append(f'<text class="tick" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{_tick(tick)}</text>')
+            parts.append(
+                f'<text class="tick" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{self.tick(tick)}</text>'
+            )
         bottom = HEIGHT - BOTTOM
         for tick in self.x_ticks:
             x = self.x(tick)
             parts.append(f'<line class="axis" x1="{x:.1f}" y1="{bottom}" x2="{x:.1f}" y2="{bottom + 5}"/>')
-            parts.append(f'<text class="tick" x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{_tick(tick)}</text>')
+            parts.append(
+                f'<text class="tick" x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{self.tick(tick)}</text>'
+            )
         parts.append(f'<line class="axis" x1="{LEFT}" y1="{bottom}" x2="{WIDTH - RIGHT}" y2="{bottom}"/>')
         parts.append(
             f'<text class="label" x="{(LEFT + WIDTH - RIGHT) / 2:.1f}" y="{HEIGHT - 8}" '
@@ -161,6 +164,13 @@ class _EqualAxes(_Axes):
 
     def y(self, value: float) -> float:
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * self._share(value)
+
+    def tick(self, value: float) -> str:
+        """Return it in as few letters as it needs: 10k, 1M."""
+        for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+            if value >= size:
+                return f"{value / size:g}{letter}"
+        return f"{value:g}"
 
     def draw(self) -> str:
         low, high = self.x_ticks[0], self.x_ticks[-1]
