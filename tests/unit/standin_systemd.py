@@ -62,6 +62,7 @@ class Server:
             "MainPID": str(self.active.get(unit, 0)),
             "NRestarts": "0",
             "NeedDaemonReload": "no",
+            "SubState": "running" if unit in self.active else "dead",
         }
         return {name: known[name] for name in names}
 

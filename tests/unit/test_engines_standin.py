@@ -61,6 +61,12 @@ def test_which_process_holds_which_gpu(root: Path, processes: dict[int, str], uu
     assert found == {gpu: {f"{pid} {PLANNED} compute - -"} for gpu, pid in held.items()}
 
 
+def test_a_plan_of_the_second_schema_names_its_budget(root: Path) -> None:
+    memory = {"budget_gib": 63.29, "total_gib": 79.19}
+    write(root, "var/lib/gpuready/releases/chat/4/plan.json", json.dumps({"memory": memory}))
+    assert engines_standin.wanted(root, GPUS) == {"gpu 1": {f"30 {PLANNED} compute - -"}}
+
+
 def test_what_no_plan_tells_is_not_made_up(root: Path) -> None:
     (root / "var/lib/gpuready/releases/chat/4/plan.json").write_text("{}")
     assert engines_standin.wanted(root, GPUS) == {}

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuready.hardware import nvml
+from gpuready.operations import readback
 from gpuready.operations.replica import start_seconds
 from gpuready.operations.service import place_unit
 from gpuready.outcome import Change, Failed, Failure, Result
@@ -89,6 +90,7 @@ class Applier:
             for target in targets:
                 _number(target)
         self._bring_all(targets)
+        self._result.data["notes"] = readback.sentences(self.layout, plan["deployments"])
         if not self.check:
             for store in {target.store for target in targets}:
                 store.prune()

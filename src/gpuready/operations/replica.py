@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from gpuready.hardware import nvml
+from gpuready.operations import readback
 from gpuready.outcome import Failed, Failure, MachineCannot, Result
 from gpuready.serving import readiness, units
 from gpuready.serving.files import as_json, make_folder, read_json, write_text
@@ -228,7 +229,7 @@ def start_seconds(plan: Mapping[str, Any]) -> float:
 
 
 def wait_ready(layout: Layout, replica: str, main_pid: int | None) -> Result:
-    """Wait for one real token, then write ready.json: what gave it, on which GPUs, and the memory baseline."""
+    """Wait for one real token, then write ready.json: what gave it, on which GPUs, and what memory it has."""
     start = running(layout, replica)
     port, model = start.part["port"], start.plan["model"]
     try:
@@ -239,35 +240,25 @@ def wait_ready(layout: Layout, replica: str, main_pid: int | None) -> Result:
     pid = main_pid or 0
     # A unit file that systemd has not read yet is not the one that this engine runs under.
     unread = units.properties(units.unit_of(replica), "NeedDaemonReload").get("NeedDaemonReload") == "yes"
+    uuids = [uuid for uuid in read_devices(layout, replica).get(_UUIDS, "").split(",") if uuid]
     proof = {
         **readiness.baseline(pid, port, model, seconds, "" if unread else units.digest(layout.engine_unit)),
         "release": start.number,
         "release_digest": start.store.digest(start.number),
-        "gpu_uuids": [uuid for uuid in read_devices(layout, replica).get(_UUIDS, "").split(",") if uuid],
-        "gpu_process_bytes": _gpu_memory(pid),
+        "gpu_uuids": uuids,
+        **readback.taken(start.plan.get("engine", ""), port, pid, uuids),
     }
     write_text(layout.run(replica) / "ready.json", as_json(proof))
-    return Result(summary=f"{replica} gave its first token after {seconds:.1f} s on release {start.number}")
-
-
-def _gpu_memory(main_pid: int) -> int | None:
-    """Return what NVML says the replica's processes hold on all GPUs, in bytes; None when it does not say."""
-    report = nvml.probe()
-    if report is None or report.problem:
-        return None
-    pids = set(readiness.process_tree(main_pid))
-    held = [
-        process.used_bytes
-        for gpu in report.gpus
-        for process in gpu.processes or ()
-        if process.pid in pids and process.used_bytes is not None
-    ]
-    return sum(held) if held else None
+    said = [f"{replica} gave its first token after {seconds:.1f} s on release {start.number}"]
+    if found := readback.comparison(layout, replica):
+        said.append(found.sentence(replica))
+    return Result(summary="\n".join(said))
 
 
 def status(layout: Layout, replicas: list[str]) -> Result:
-    """Return what each replica is doing now."""
+    """Return what each replica is doing now, and its KV cache as planned and as measured at its start."""
     data: dict[str, Any] = {}
+    lines: list[str] = []
     for replica in replicas:
         shown = units.properties(units.unit_of(replica), "ActiveState", "SubState", "NRestarts", "MainPID")
         name, index = split_replica(replica)
@@ -279,8 +270,12 @@ def status(layout: Layout, replicas: list[str]) -> Result:
             "release": current.readlink().name if current.is_symlink() else None,
             "ready": read_json(layout.run(replica) / "ready.json"),
         }
-    lines = [
-        f"{replica}: {one['state']} ({one['step']}), release {one['release']}, {one['restarts']} automatic restarts"
-        for replica, one in data.items()
-    ]
+        found = readback.comparison(layout, replica)
+        data[replica]["kv_cache"] = found.as_dict() if found else None
+        lines.append(
+            f"{replica}: {shown.get('ActiveState')} ({shown.get('SubState')}), release {data[replica]['release']}, "
+            f"{data[replica]['restarts']} automatic restarts"
+        )
+        if found:
+            lines.append(f"  {found.sentence(replica)}")
     return Result(summary="\n".join(lines) or "no deployment on this server", data={"replicas": data})

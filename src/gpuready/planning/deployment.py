@@ -125,8 +125,13 @@ def plan_deployment(
         **chosen,
     }
     explain = _explain(declared, model, card, gpus, found, settings)
+    stand_in: dict[str, float] | None = None
     if stack["engine_memory"]:
         explain.append(_shrink_to_stand_in(settings, stack["engine_memory"], model, chosen))
+        stand_in = {
+            "kv_bytes": settings["kv_cache_memory_bytes"],
+            "bytes_per_token": model.kv_bytes_per_token(),
+        }
     engine = stack["engines"][declared["engine"]]
     extra = {name: value for name, value in engine.get("settings", {}).items() if name not in flags}
     return {
@@ -139,6 +144,7 @@ def plan_deployment(
         "cuda_home": stack["host"]["cuda"]["home"],
         "start_seconds": start_seconds(model),
         "memory": asdict(found),
+        "stand_in": stand_in,
         "explain": explain,
         "replicas": [{"index": 0, "gpus": list(placement["gpus"]), "port": placement["port"]}],
     }, failures

@@ -1,0 +1,70 @@
+"""What engines say that they have, beside what was planned: from the records of their start, not asked again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gpuready.hardware import nvml
+from gpuready.planning.measured import Comparison, compare
+from gpuready.serving import figures, readiness
+from gpuready.serving.files import read_json
+from gpuready.serving.layout import Layout, split_replica
+from gpuready.serving.releases import Store
+
+BEFORE = "it was started before its figures were read; restart it to have them"
+
+
+def taken(engine: str, port: int, main_pid: int, uuids: Sequence[str]) -> dict[str, Any]:
+    """Return what an engine that just gave a token says of itself, and NVML of its GPUs; what is not known is None."""
+    found, unread = figures.read(engine, port)
+    return {"engine": found, "engine_unread": unread or None, **gpu_memory(main_pid, uuids)}
+
+
+def gpu_memory(main_pid: int, uuids: Sequence[str]) -> dict[str, Any]:
+    """Return what NVML says that a replica's processes hold, in bytes: on all GPUs, and on each beside all others."""
+    report = nvml.probe()
+    if report is None or report.problem:
+        return {"gpu_process_bytes": None, "gpus": None}
+    pids = set(readiness.process_tree(main_pid))
+    own = {gpu.uuid: _held(gpu, pids) for gpu in report.gpus}
+    known = [held for held in own.values() if held is not None]
+    gpus = [
+        {"uuid": gpu.uuid, "used_bytes": gpu.memory_used_bytes, "own_bytes": own[gpu.uuid]}
+        for gpu in report.gpus
+        if gpu.uuid in uuids
+    ]
+    return {"gpu_process_bytes": sum(known) if known else None, "gpus": gpus}
+
+
+def _held(gpu: nvml.NvmlGpu, pids: set[int]) -> int | None:
+    """Return what processes hold on a GPU; None where the driver does not say."""
+    held = [process.used_bytes for process in gpu.processes or () if process.pid in pids]
+    known = [size for size in held if size is not None]
+    return sum(known) if known else None
+
+
+def comparison(layout: Layout, replica: str) -> Comparison | None:
+    """Return a replica's KV cache, planned and measured, for the release that it runs; None where it serves nothing."""
+    name, index = split_replica(replica)
+    ready = read_json(layout.run(replica) / "ready.json") or {}
+    store, number = Store(layout, name), ready.get("release")
+    if not isinstance(number, int):
+        return None
+    plan, part = read_json(store.folder(number) / "plan.json"), store.part(number, index)
+    if plan is None or part is None:
+        return None
+    unread = ready.get("engine_unread") or ("" if "engine" in ready else BEFORE)
+    return compare(plan, ready.get("engine"), unread, len(part["gpus"]))
+
+
+def sentences(layout: Layout, deployments: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return one sentence for each replica that serves, under its deployment's name where it has no other replica."""
+    said = []
+    for one in deployments:
+        for part in one["replicas"]:
+            replica = f"{one['name']}.{part['index']}"
+            found = comparison(layout, replica)
+            if found is not None:
+                said.append(found.sentence(one["name"] if len(one["replicas"]) == 1 else replica))
+    return said
