@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -198,11 +199,14 @@ def test_a_draft_models_kv_shares_the_tokens_since_0_5_11() -> None:
 
 
 def test_weights_that_fill_the_fraction_are_refused_with_the_fraction_that_would_do() -> None:
-    found = estimated(Device("rtx-4090", 16.5, 8.9, board_mib=17000), "0.5.5", memory_fraction=0.8)
+    card = Device("card", 17.0, 8.9, free_gib=16.5, board_mib=17500)
+    found = estimated(card, "0.5.5", memory_fraction=0.8)
     assert not found.fits
     assert found.kv.value < 0
-    assert "raise it above 0.951" in found.refusal
-    assert estimated(Device("rtx-4090", 16.5, 8.9, board_mib=17000), "0.5.5", memory_fraction=0.96).kv_tokens.value > 0
+    told = re.search(r"raise it above (0\.\d{3})", found.refusal)
+    assert told
+    assert estimated(card, "0.5.5", memory_fraction=float(told[1]) - 0.001).kv_tokens.value == 0
+    assert estimated(card, "0.5.5", memory_fraction=float(told[1]) + 0.001).kv_tokens.value > 0
 
 
 def test_weights_larger_than_the_card_are_refused_with_what_to_do() -> None:

@@ -5,6 +5,7 @@ A record may hold anything. What is not as it should be is null; what cannot be 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -159,6 +160,12 @@ def _version(record: Mapping[str, Any], engine: str) -> tuple[str, ConstantSet]:
     raise NotJudged(f"the version is not known: {refusals[0]}")
 
 
+@functools.lru_cache(maxsize=512)
+def _facts(name: str, quantization: str | None) -> ModelFacts:
+    """Return a model's sizes; recorded runs are many of few models."""
+    return known.facts(name, quantization)
+
+
 def _model(record: Mapping[str, Any]) -> tuple[ModelFacts, tuple[str, ...]]:
     name = text(record, "model")
     if not name:
@@ -170,7 +177,7 @@ def _model(record: Mapping[str, Any]) -> tuple[ModelFacts, tuple[str, ...]]:
         for one in names:
             found = known.find(one, quantization)
             if found is not None:
-                return known.facts(one, quantization), found.assumptions
+                return _facts(one, quantization), found.assumptions
         raise NotJudged(f"the configuration of the model {name[:80]!r} is not known")
     except UnknownModel as refusal:
         raise NotJudged(f"the sizes of the model {name[:80]!r} are not known: {refusal}") from None

@@ -167,10 +167,10 @@ def _gib(held: Pools, budget: float) -> float:
 
 def _before(device: Device, run: Run, constants: ConstantSet) -> tuple[Range, Range]:
     """Return what is free before the weights, and what context and communication have taken by then."""
-    several = run.tp * run.pp > 1
+    several = "several" if device.vendor == "nvidia" else "several_amd"
     if device.free_gib is not None:
         return Range.exact(device.free_gib), Range.exact(device.total_gib - device.free_gib)
-    context = constants.range("context_gib", "several" if several else "one")
+    context = constants.range("context_gib", several if run.tp * run.pp > 1 else "one")
     free = Range(*(device.total_gib - taken for taken in (context.value, context.high, context.low)))
     return free, context
 
@@ -182,7 +182,9 @@ def _weights(model: ModelFacts, run: Run, constants: ConstantSet) -> Range:
     """
     counted = run if constants.values["draft_counted"] else replace(run, draft=None)
     exact = (weights.per_rank(model, counted) + model.rotary_elements * _ROTARY_BYTES) / GIB
-    return Range.exact(exact) + constants.range("load_gib")
+    plain = model.family == "dense" and model.quantization is None and run.quantization is None
+    packed = Range.exact(0.0) if plain else constants.range("repacked_part").scaled(exact)
+    return Range.exact(exact) + packed + constants.range("load_gib")
 
 
 def _activation(model: ModelFacts, run: Run, chosen: Settings, constants: ConstantSet) -> Range:

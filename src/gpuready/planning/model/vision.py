@@ -32,7 +32,8 @@ def tower(outer: Fields) -> tuple[int, int]:
     inside = outer.below("vision_config")
     if inside is None:
         return 0, 0
-    return inside.optional("num_hidden_layers") or 0, inside.optional("hidden_size") or 0
+    layers = inside.optional("num_hidden_layers", "vt_num_hidden_layers")
+    return layers or 0, inside.optional("hidden_size", "vt_hidden_size") or 0
 
 
 def _layer(
