@@ -14,8 +14,8 @@ from gpuready.planning.wish import Place
 def price(place: Place, term: str = "month") -> Price | None:
     """Return what a place costs a month when a month, a quarter or a year is paid for; None where no price is known.
 
-    Of a GPU that others share, the place's part of its memory is counted; of a machine that is let whole, the GPUs' part;
-    of a slice without a price of its own, its part of the card's memory. The note says which.
+    Of a GPU that others share, the place's part of its memory is counted; of a machine that is let whole, the GPUs'
+    part; of a slice without a price of its own, its part of the card's memory. The note says which.
 
     Raises:
         ValueError: when there is no such term.
