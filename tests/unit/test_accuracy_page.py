@@ -9,6 +9,10 @@ from pathlib import Path
 from gpuready.planning import backtest
 from gpuready.rendering import accuracy
 
+COMMAND = (
+    ".venv/bin/gpuready plan backtest tests/unit/data/measured_runs.json "
+    "--plot docs/planner-accuracy.svg --report docs/planner-accuracy.md"
+)
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = json.loads((ROOT / "tests" / "unit" / "data" / "measured_runs.json").read_text())
 
@@ -32,3 +36,9 @@ def test_every_table_has_as_many_cells_in_each_line() -> None:
     for block in page.split("\n\n"):
         lines = [line for line in block.splitlines() if line.startswith("|")]
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) <= 1
+
+
+def test_the_page_in_docs_is_that_of_this_planner() -> None:
+    result, docs = backtest.run(RUNS), ROOT / "docs"
+    assert (docs / "planner-accuracy.md").read_text() == accuracy.page(result), f"write it anew: {COMMAND}"
+    assert (docs / "planner-accuracy.svg").read_text() == accuracy.picture(result["records"]), f"anew: {COMMAND}"

@@ -50,6 +50,13 @@ def test_a_picture_is_written(tmp_path: Path) -> None:
     assert path.read_text().count('class="mark') > 2
 
 
+def test_a_page_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "p.md"
+    result, _ = main.run(["plan", "backtest", str(RUNS), "--report", str(path)], screen=Screen())
+    assert result.page.endswith(f"\n{path} is written.")
+    assert path.read_text().startswith("# How well the planner predicts\n")
+
+
 @pytest.mark.parametrize("text", ["{}", '{"records": 5}', "[1]", '"x"', "null", ""])
 def test_a_file_without_runs_is_one_sentence(tmp_path: Path, text: str) -> None:
     path = tmp_path / "runs.json"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from gpuready.cli.reading import json_of
@@ -12,7 +12,10 @@ from gpuready.cli.writing import write
 from gpuready.outcome import Failure, MachineCannot, Refusal, Result
 from gpuready.planning import backtest
 
-OPTIONS = (Option("plot", "also write predicted against observed as an SVG picture", "FILE"),)
+OPTIONS = (
+    Option("plot", "also write predicted against observed as an SVG picture", "FILE"),
+    Option("report", "also write every run and every error as a Markdown page", "FILE"),
+)
 # What a terminal has room for: errors in one table, bands and starts in another.
 _ERRORS, _BANDS = (0, 1, 2, 3, 4, 5, 6), (0, 1, 7, 8, 9)
 _SHORT = ("runs", "kind", "judged", "weights", "9 of 10", "KV", "9 of 10", "in band", "widest", "starts told right")
@@ -33,21 +36,22 @@ def run_backtest(call: Call) -> Result:
     """Judge the planner by every run of a file."""
     data = backtest.run(records_of(call.arguments[0]))
     lines = page(data["summary"], call.screen)
-    if call.options["plot"]:
-        write(call.options["plot"], _picture(data["records"]))
-        lines += ["", f"{call.options['plot']} is written."]
+    for option in ("plot", "report"):
+        if call.options[option]:
+            write(call.options[option], _made(option, data))
+            lines += ["", f"{call.options[option]} is written."]
     told = data["summary"]
     summary = f"{told['judged']} of {told['rows']} runs can be judged"
     return Result(summary=summary, page="\n".join(lines), data=data, bare=True)
 
 
-def _picture(rows: Sequence[Mapping[str, Any]]) -> str:
+def _made(option: str, data: Mapping[str, Any]) -> str:
     try:
-        from gpuready.rendering.accuracy import picture
+        from gpuready.rendering import accuracy
     except ModuleNotFoundError as error:
-        what = "--plot: pictures are made on the controller only"
+        what = f"--{option}: pictures and pages are made on the controller only"
         raise MachineCannot(Failure("plan.controller", what, "", "run it from the checkout's .venv")) from error
-    return picture(rows)
+    return accuracy.picture(data["records"]) if option == "plot" else accuracy.page(data)
 
 
 def page(summary: Mapping[str, Any], screen: Screen) -> list[str]:

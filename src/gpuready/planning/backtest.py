@@ -159,11 +159,13 @@ def observed(case: Case) -> dict[str, float]:
 def _refused(record: Any, reason: str) -> dict[str, Any]:
     empty = {"weights_gib": None, "activation_peak_gib": None, "kv_cache_gib": None, "kv_tokens": None, "fits": None}
     known = record if isinstance(record, Mapping) else {}
-    named, engine, version = (text(known, key) for key in ("id", "engine", "engine_version"))
+    engine = text(known, "engine")
     return {
-        "id": named or None,
+        "id": text(known, "id") or None,
         "engine": ENGINE_NAMES.get(engine.lower(), engine) or None,
-        "engine_version": version or None,
+        "engine_version": text(known, "engine_version") or None,
+        "model": text(known, "model") or None,
+        "gpu": text(known, "gpu") or None,
         "family": None,
         "predicted": empty,
         "band": None,
@@ -180,6 +182,8 @@ def _row(one: Judgement) -> dict[str, Any]:
         "id": case.id,
         "engine": case.engine,
         "engine_version": case.version,
+        "model": case.name,
+        "gpu": case.device.name,
         "family": case.family,
         "predicted": {
             "weights_gib": round(estimate.weights.value, 3),

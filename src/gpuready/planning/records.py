@@ -53,6 +53,8 @@ class Case:
     engine: str
     version: str
     constants: ConstantSet
+    name: str
+    """The model's, as the record says it."""
     model: ModelFacts
     device: Device
     run: Run
@@ -133,6 +135,7 @@ def read(record: Mapping[str, Any]) -> Case:
         engine=engine,
         version=version,
         constants=constants,
+        name=text(record, "model"),
         model=model,
         device=device,
         run=_run(record, engine, version, model),

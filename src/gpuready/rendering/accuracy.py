@@ -46,20 +46,43 @@ PARTS = {
 _HEAD = """\
 # How well the planner predicts
 
-<!-- Made by `gpuready plan docs` from tests/unit/data/measured_runs.json; change that, or the planner. -->
+<!-- Made by gpuready plan backtest tests/unit/data/measured_runs.json --plot docs/planner-accuracy.svg --report
+docs/planner-accuracy.md; change the runs or the planner. -->
 
 {rows} runs whose engines printed what they did with the memory of their GPUs, from public logs, issues and documents,
 each with its source in [measured_runs.json](../tests/unit/data/measured_runs.json). {judged} of them can be judged:
 they name an engine, a version that resolves to one set of constants, a model whose configuration is known, and a card
-or its memory; all else may be missing and is then the engine's default. Your own runs are judged by
+or its memory; all else may be missing and is then the engine's default.
 
-    gpuready plan backtest RUNS.json --plot accuracy.svg
+Errors are without their sign: the median, and what nine of ten runs stay below. The KV cache is compared by its tokens,
+or by its GiB where the tokens were not printed. A band is where nine of ten measurements are expected; its width is
+half of it, as a part of the prediction. SGLang and TensorRT-LLM start with whatever cache there is; whether a start was
+told right says of them only that something is left for it.
 
-in the same layout, unknown fields null. Errors are without their sign: the median, and what nine of ten runs stay
-below. The KV cache is compared by its tokens, or by its GiB where the tokens were not printed. A band is where nine of
-ten measurements are expected; its width is half of it, as a part of the prediction.
+![Tokens in the KV cache: predicted against observed](planner-accuracy.svg)
+"""
 
-![Tokens in the KV cache: predicted against observed](planner/accuracy.svg)
+
+_RECORDS = """\
+## Your own runs
+
+`gpuready plan backtest RUNS.json` judges them in the same way, `--json` with the prediction, band and error of each.
+The file is a JSON list of objects; what is not known is null or left out:
+
+| field | what it holds |
+| --- | --- |
+| `id`, `source`, `date` | a name of your own, where it is from, and the day: a build of a month is placed by it |
+| `engine`, `engine_version` | vllm, sglang or tensorrt-llm; 0.19.1, 0.8.x, 0.8-0.9, 0.21+, or nightly 2026-08-14 |
+| `model`, `quantization`, `dtype`, `kv_cache_dtype` | the model's id, and its formats |
+| `gpu`, `gpu_count`, `gpu_total_gib`, `gpu_free_at_init_gib` | the card; CUDA's own figures win over it |
+| `tp`, `pp`, `dp`, `ep`, `dcp` | how the GPUs divide the model |
+| `max_model_len`, `max_num_seqs`, `max_num_batched_tokens`, `block_size`, `enforce_eager` | settings |
+| `chunked_prefill_size`, `cuda_graph_max_bs` | of SGLang |
+| `gpu_memory_utilization`, `mem_fraction_static`, `free_gpu_memory_fraction` | of vLLM, SGLang and TensorRT-LLM |
+| `observed` | GiB of one GPU, as printed: `weights_gib`, `activation_peak_gib`, `non_torch_gib`, `cuda_graph_gib`, \
+`kv_cache_gib`, `kv_tokens`, `kv_needed_gib`; of SGLang also `avail_mem_before_load_gb`, `avail_mem_after_load_gb`, \
+`k_size_gb`, `v_size_gb` |
+| `outcome` | ok, fail_len (one request does not fit) or fail_no_kv (nothing is left for a KV cache) |
 """
 
 
@@ -67,7 +90,7 @@ def page(result: Mapping[str, Any]) -> str:
     """Return the page of a backtest, as Markdown."""
     summary = result["summary"]
     left_out = summary["leave_one_source_out"]
-    reasons = [[reason, count] for reason, count in summary["not_judged"].items()]
+    reasons = [[reason.split(";")[0], count] for reason, count in summary["not_judged"].items()]
     texts = [
         _HEAD.format(rows=summary["rows"], judged=summary["judged"]),
         "## Errors\n\n" + _classes(summary["classes"]),
@@ -80,6 +103,7 @@ def page(result: Mapping[str, Any]) -> str:
         "## By version\n\n" + _versions(summary["versions"]),
         "## Every run that was judged\n\n" + _runs(result["records"]),
         "## Why runs were not judged\n\n" + _table(["reason", "runs"], reasons),
+        _RECORDS,
     ]
     return "\n".join(texts)
 
@@ -108,7 +132,18 @@ def _versions(versions: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _runs(answers: Sequence[Mapping[str, Any]]) -> str:
-    head = ["run", "engine", "KV tokens predicted", "observed", "off by", "band", "weights off by", "note"]
+    head = [
+        "run",
+        "engine",
+        "model",
+        "card",
+        "KV tokens predicted",
+        "observed",
+        "off by",
+        "band",
+        "weights off by",
+        "note",
+    ]
     rows = []
     for one in (answer for answer in answers if answer["judged"]):
         seen, (low, high) = one["observed"]["kv_tokens"], one["band"]["kv_tokens"]
@@ -116,6 +151,8 @@ def _runs(answers: Sequence[Mapping[str, Any]]) -> str:
             [
                 one["id"],
                 f"{one['engine']} {one['engine_version']}",
+                one["model"],
+                one["gpu"],
                 f"{one['predicted']['kv_tokens']:,}",
                 f"{seen:,.0f}" if seen else "-",
                 _percent(None if one["error"]["kv_tokens"] is None else 100 * one["error"]["kv_tokens"], "+"),
