@@ -97,6 +97,12 @@ def test_what_cannot_be_predicted_is_said(change: Mapping[str, Any], words: str)
     assert found["predicted"]["kv_tokens"] is None
 
 
+def test_a_loose_name_will_do_for_a_dense_model_alone() -> None:
+    assert answer(model="meta-llama/Llama-3.1-8B-Instruct (8B)", model_id_exact=False)["judged"]
+    found = answer(model="Qwen/Qwen3-30B-A3B (some quant)", model_id_exact=False)
+    assert found["reason"] == "the record does not say exactly which model 'Qwen/Qwen3-30B-A3B (some quant)' was"
+
+
 def test_nothing_else_may_be_missing() -> None:
     kept = ("id", "engine", "engine_version", "model", "gpu_total_gib")
     found = backtest.run([{key: LLAMA[key] for key in kept}])["records"][0]

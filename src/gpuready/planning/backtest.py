@@ -87,9 +87,12 @@ class Judgement:
     def fits(self) -> bool:
         """Return whether the engine is expected to start.
 
-        vLLM refuses a length that does not fit; SGLang and TensorRT-LLM start with any cache and refuse requests.
+        vLLM refuses a length that does not fit, where the record says which; SGLang and TensorRT-LLM start with any cache
+        and refuse requests.
         """
-        return self.estimate.fits if self.case.engine == "vllm" else self.estimate.kv_tokens.value > 0
+        if self.case.engine == "vllm" and self.case.run.max_model_len is not None:
+            return self.estimate.fits
+        return self.estimate.kv_tokens.value > 0
 
     @property
     def fits_right(self) -> bool | None:

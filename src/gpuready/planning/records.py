@@ -177,13 +177,16 @@ def _model(record: Mapping[str, Any]) -> tuple[ModelFacts, tuple[str, ...]]:
     # Some records have a remark behind the name: "Qwen/Qwen3-32B (61.07 GB)".
     names = [name, name.split(" (", 1)[0]]
     try:
-        for one in names:
-            found = known.find(one, quantization)
-            if found is not None:
-                return _facts(one, quantization), found.assumptions
-        raise NotJudged(f"the configuration of the model {name[:80]!r} is not known")
+        named = [(one, found) for one in names if (found := known.find(one, quantization)) is not None]
+        if not named:
+            raise NotJudged(f"the configuration of the model {name[:80]!r} is not known")
+        facts = _facts(named[0][0], quantization)
     except UnknownModel as refusal:
         raise NotJudged(f"the sizes of the model {name[:80]!r} are not known: {refusal}") from None
+    if record.get("model_id_exact") is False and facts.family != "dense":
+        # Dense models of a class are alike; of the others a loose name leaves open what they were made into.
+        raise NotJudged(f"the record does not say exactly which model {name[:80]!r} was")
+    return facts, named[0][1].assumptions
 
 
 def _device(record: Mapping[str, Any]) -> Device:
