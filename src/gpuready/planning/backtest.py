@@ -87,8 +87,8 @@ class Judgement:
     def fits(self) -> bool:
         """Return whether the engine is expected to start.
 
-        vLLM refuses a length that does not fit, where the record says which; SGLang and TensorRT-LLM start with any cache
-        and refuse requests.
+        vLLM refuses a length that does not fit, where the record says which; SGLang and TensorRT-LLM start with any
+        cache and refuse requests.
         """
         if self.case.engine == "vllm" and self.case.run.max_model_len is not None:
             return self.estimate.fits
