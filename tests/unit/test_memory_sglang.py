@@ -247,3 +247,9 @@ def test_a_longer_length_never_takes_less() -> None:
     ]
     assert lengths == sorted(lengths)
     assert lengths[0] == lengths[1] < lengths[2]
+
+
+def test_a_compressed_cache_is_said_to_be_counted_otherwise() -> None:
+    found = estimated(H200, "0.5.20", known.facts("deepseek-ai/DeepSeek-V4-Flash"), tp=8)
+    assert any("compressed cache is counted vector by vector" in note for note in found.notes)
+    assert not any("compressed" in note for note in estimated(H200, "0.5.20").notes)

@@ -156,7 +156,7 @@ def estimate(model: ModelFacts, device: Device, run: Run, constants: ConstantSet
         surely_fits=surely,
         refusal="" if fits else _refusal(run, device, chosen, before, loaded, held.tokens, length),
         free_gib=slack - activation.value - graphs.value,
-        notes=_notes(run, chosen, constants, held, slack, activation.value + graphs.value),
+        notes=_notes(model, run, chosen, constants, held, slack, activation.value + graphs.value),
     )
 
 
@@ -220,7 +220,7 @@ def _refusal(run: Run, device: Device, chosen: Settings, before: Range, loaded: 
 
 
 def _notes(
-    run: Run, chosen: Settings, constants: ConstantSet, held: Pools, slack: float, needed: float
+    model: ModelFacts, run: Run, chosen: Settings, constants: ConstantSet, held: Pools, slack: float, needed: float
 ) -> tuple[str, ...]:
     notes = []
     if run.memory_fraction is None:
@@ -239,5 +239,10 @@ def _notes(
         notes.append(
             f"{slack:.2f} GiB are left for activations and CUDA graphs, which are expected to need {needed:.2f}: "
             "a smaller chunked_prefill_size or mem_fraction_static is safer"
+        )
+    if any(group.compression > 1 for group in model.groups):
+        notes.append(
+            "this model's compressed cache is counted vector by vector; SGLang's own pools for its windows and states "
+            "are not, so it will hold other numbers of tokens"
         )
     return tuple(notes)
