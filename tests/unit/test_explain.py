@@ -24,11 +24,20 @@ def arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
         weights = ESTIMATE.weights.value / run.tp / (2 if run.quantization else 1)
         kv = ESTIMATE.kv.value + ESTIMATE.weights.value - weights
         tokens = kv / ESTIMATE.kv.value * ESTIMATE.kv_tokens.value * run.tp * (2 if run.kv_dtype == "fp8" else 1)
-        return replace(ESTIMATE, weights=Range.exact(weights), kv=Range.exact(kv), kv_tokens=Range.exact(round(tokens)))
+        return replace(
+            ESTIMATE, run=run, weights=Range.exact(weights), kv=Range.exact(kv), kv_tokens=Range.exact(round(tokens))
+        )
 
     for place in (steps, rules):
         monkeypatch.setattr(place, "estimate", estimate)
-    monkeypatch.setattr(steps, "request_gib", lambda model, run, tokens: tokens * 131072 / 1024**3)
+
+    def request_gib(model: ModelFacts, run: Run, tokens: int) -> float:
+        return tokens * 131072 / 1024**3 / run.tp / (2 if run.kv_dtype == "fp8" else 1)
+
+    # 55.65 GiB hold 240 requests.
+    fit = 55.65 / 240 * 1024**3 / 131072
+    monkeypatch.setattr(steps, "request_gib", request_gib)
+    monkeypatch.setattr(steps, "requests_that_fit", lambda workload, longest, pool, hold: round(pool / hold(fit)))
 
 
 @pytest.mark.parametrize("counted", [True, False])
@@ -111,20 +120,22 @@ def test_each_step_says_what_it_would_cost_or_win() -> None:
         "one such request takes 2.16 GiB of it.",
         "max_num_seqs": "max_num_seqs halved to 32: the KV cache stays as it is.",
         "kv_dtype": "KV cache in 8 bits (may change answers): KV cache +0.00 GiB on each GPU, "
-        "+455,904 tokens (+100.0%).",
+        "+455,904 tokens (+100.0%); it holds 480 requests instead of 240.",
         "quantization": "Weights in FP8, made while loading (may change answers): KV cache +7.50 GiB on each GPU, "
-        "+61,406 tokens (+13.5%).",
-        "gpus": "Each replica over 2 GPUs instead of 1: KV cache +7.50 GiB on each GPU, +578,715 tokens (+126.9%).",
+        "+61,406 tokens (+13.5%); it holds 272 requests instead of 240.",
+        "gpus": "Each replica over 2 GPUs instead of 1: KV cache +7.50 GiB on each GPU, +578,715 tokens (+126.9%); "
+        "it holds 545 requests instead of 240.",
+        "replica": "One more replica, 1 more GPU: the KV caches hold 480 requests instead of 240.",
     }
 
 
 def test_steps_that_mean_nothing_are_left_out_and_impossible_ones_say_why() -> None:
     full = option(possible=64, run=replace(RUN, kv_dtype="fp8", quantization="fp8", max_model_len=131072))
-    assert set(said(full)) == {"request", "length", "max_num_seqs", "gpus"}
+    assert set(said(full)) == {"request", "length", "max_num_seqs", "gpus", "replica"}
     assert said(full)["request"].endswith("the cache has no room for it.")
     assert said(full)["length"] == "Twice the length, 262,144 tokens: the model's context ends at 131,072."
     slice_ = option(place=Place(replace(DEVICE, name="h100-80gb-sxm:3g.40gb"), 1))
-    assert "gpus" not in said(slice_)
+    assert not {"gpus", "replica"} & set(said(slice_))
 
 
 def test_a_step_that_does_not_fit_says_the_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from gpuready.planning.memory.estimate import Unresolved, estimate, request_gib
 from gpuready.planning.memory.run import Estimate, Run
 from gpuready.planning.wish import Option
+from gpuready.planning.workload import requests_that_fit
 
 EIGHT_BIT = ("fp8", "fp8_e4m3", "fp8_e5m2", "int8")
 
@@ -22,6 +23,8 @@ class Step:
     """KV cache of one GPU after it; None where it is not possible or not known."""
     kv_tokens: int | None = None
     """Tokens in the KV cache of one replica after it."""
+    requests: int | None = None
+    """Requests at once that the KV cache of all replicas would then hold."""
 
 
 def steps(option: Option) -> tuple[Step, ...]:
@@ -33,6 +36,7 @@ def steps(option: Option) -> tuple[Step, ...]:
         _small_kv(option),
         _small_weights(option),
         _more_gpus(option),
+        _one_more_replica(option),
     ]
     return tuple(one for one in found if one is not None)
 
@@ -44,6 +48,16 @@ def _again(option: Option, run: Run) -> Estimate | None:
         return None
 
 
+def _requests(option: Option, after: Estimate) -> int:
+    """Return how many requests at once all replicas' KV caches would hold."""
+    model, run = option.wish.model, after.run
+    longest = run.max_model_len or model.context_tokens
+    one = requests_that_fit(
+        option.wish.workload, longest, after.kv.value, lambda tokens: request_gib(model, run, tokens)
+    )
+    return one * option.replicas
+
+
 def _told(name: str, what: str, option: Option, after: Estimate | None, more: str = "") -> Step:
     if after is None:
         return Step(name, f"{what}: not known for this version.", possible=False)
@@ -51,12 +65,14 @@ def _told(name: str, what: str, option: Option, after: Estimate | None, more: st
         return Step(name, f"{what}: does not fit. {after.refusal}".rstrip(), possible=False)
     gib = after.kv.value - option.estimate.kv.value
     before, tokens = int(option.estimate.kv_tokens.value), int(after.kv_tokens.value)
-    if tokens == before:
+    requests = _requests(option, after)
+    if tokens == before and requests == option.possible:
         says = f"{what}: the KV cache stays as it is{more}."
     else:
         change = f"{tokens - before:+,} tokens ({tokens / before - 1:+.1%})" if before else f"{tokens:,} tokens"
-        says = f"{what}: KV cache {round(gib, 2) + 0.0:+.2f} GiB on each GPU, {change}{more}."
-    return Step(name, says, possible=True, kv_gib=after.kv.value, kv_tokens=tokens)
+        holds = f"it holds {requests:,} requests instead of {option.possible:,}"
+        says = f"{what}: KV cache {round(gib, 2) + 0.0:+.2f} GiB on each GPU, {change}; {holds}{more}."
+    return Step(name, says, True, after.kv.value, tokens, requests)
 
 
 def _one_more_request(option: Option) -> Step:
@@ -66,7 +82,8 @@ def _one_more_request(option: Option) -> Step:
     room = option.possible - option.concurrency
     fate = f"the cache has room for {room:,} more" if room > 0 else "the cache has no room for it"
     says = f"One more request of {tokens:,} tokens at once: {gib:.3f} GiB of the KV cache of each GPU; {fate}."
-    return Step("request", says, possible=room > 0, kv_gib=option.estimate.kv.value)
+    found = option.estimate
+    return Step("request", says, room > 0, found.kv.value, int(found.kv_tokens.value), option.possible)
 
 
 def _twice_the_length(option: Option) -> Step | None:
@@ -106,7 +123,7 @@ def _small_weights(option: Option) -> Step | None:
 
 def _more_gpus(option: Option) -> Step | None:
     """Take the next number of GPUs over which the model's heads can be split; slices cannot be joined."""
-    if ":" in option.place.device.name or option.place.shared_gib is not None:
+    if not _whole(option):
         return None
     heads = option.wish.model.heads
     more = next((size for size in range(option.run.tp + 1, 17) if heads and heads % size == 0), None)
@@ -114,3 +131,20 @@ def _more_gpus(option: Option) -> Step | None:
         return None
     after = _again(option, replace(option.run, tp=more))
     return _told("gpus", f"Each replica over {more} GPUs instead of {option.run.tp}", option, after)
+
+
+def _one_more_replica(option: Option) -> Step | None:
+    if not _whole(option):
+        return None
+    gpus = option.run.tp * option.run.pp
+    possible = option.possible // option.replicas * (option.replicas + 1)
+    says = (
+        f"One more replica, {gpus} more GPU{'s' if gpus > 1 else ''}: the KV caches hold {possible:,} requests "
+        f"instead of {option.possible:,}."
+    )
+    found = option.estimate
+    return Step("replica", says, True, found.kv.value, int(found.kv_tokens.value), possible)
+
+
+def _whole(option: Option) -> bool:
+    return ":" not in option.place.device.name and option.place.shared_gib is None
