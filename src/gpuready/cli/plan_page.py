@@ -41,7 +41,8 @@ def host_page(bars: Sequence[Bar], explanations: Sequence[Explanation], screen: 
 
 def _told(found: Explanation, screen: Screen, whole: bool) -> list[str]:
     lines = _capacity(found, screen)
-    lines += ["", *screen.heading("Settings"), *screen.paragraph(_settings(found), "  ", "  ")]
+    lines += ["", *screen.heading(f"Settings of {found.settings['engine']} {found.settings['version']}")]
+    lines += [f"  {line}" for one in found.flags for line in screen.paragraph(one)] or ["  its own defaults"]
     lines += _list(screen, "Why", found.reasons)
     if whole:
         lines += _list(screen, "One step more", (step.says for step in found.steps))
@@ -109,8 +110,3 @@ def _capacity(found: Explanation, screen: Screen) -> list[str]:
     for one in found.figures:
         lines += screen.paragraph(f"{one.title:{width}}  {one.text()}", "  ", " " * 4)
     return lines
-
-
-def _settings(found: Explanation) -> str:
-    named = ("engine", "version")
-    return ", ".join(f"{name} {value}" for name, value in found.decided().items() if name not in named)

@@ -6,10 +6,10 @@ Plain data and sentences; terminal, SVG, HTML and the stored plan of a host show
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from gpuready.planning import rules, steps
+from gpuready.planning import rules, spelling, steps
 from gpuready.planning.memory import device
 from gpuready.planning.memory.run import Estimate, Range
 from gpuready.planning.rules import Rule
@@ -107,6 +107,8 @@ class Explanation:
     figures: tuple[Figure, ...]
     settings: Mapping[str, Any]
     """The engine's settings by the names of `Run`; None: the engine's own default."""
+    flags: tuple[str, ...]
+    """The same as the engine's release spells them, e.g. --max-model-len 17664; not what is its default."""
     limit: str
     """What limits it, in one sentence."""
     reasons: tuple[str, ...]
@@ -125,7 +127,7 @@ class Explanation:
 
     def decided(self) -> dict[str, Any]:
         """Return the settings without those that are the engine's own default, and without splits over one GPU."""
-        return {name: value for name, value in self.settings.items() if value not in (None, False, 1)}
+        return spelling.decided(self.settings)
 
     def sentences(self) -> list[str]:
         """Return what an operator should know of the plan, in a few lines."""
@@ -151,7 +153,8 @@ def explain(option: Option) -> Explanation:
         title=title(option),
         bars=(bar(option),),
         figures=_figures(option),
-        settings=_settings(option),
+        settings=spelling.settings(option.run),
+        flags=spelling.flags(option.run),
         limit=_limit(option),
         reasons=(*option.reasons, *(f"may change answers: {one}" for one in option.lossy)),
         steps=steps.steps(option),
@@ -250,11 +253,6 @@ def _figures(option: Option) -> tuple[Figure, ...]:
     )
 
 
-def _settings(option: Option) -> dict[str, Any]:
-    known = {one.name: getattr(option.run, one.name) for one in fields(option.run)}
-    return {name: asdict(value) if hasattr(value, "__dataclass_fields__") else value for name, value in known.items()}
-
-
 def _limit(option: Option) -> str:
     served, wanted = option.concurrency, option.wish.workload.concurrency
     told = f"{served} of {wanted} wanted requests at once are served"
@@ -334,6 +332,7 @@ def read(data: Mapping[str, Any]) -> Explanation:
         ),
         figures=tuple(Figure(**one) for one in data["figures"]),
         settings=dict(data["settings"]),
+        flags=tuple(map(str, data["flags"])),
         limit=str(data["limit"]),
         reasons=tuple(map(str, data["reasons"])),
         steps=tuple(Step(**one) for one in data["steps"]),
