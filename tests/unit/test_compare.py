@@ -48,8 +48,9 @@ def test_a_row_says_what_runs_and_what_not() -> None:
     ("place", "shape", "where"),
     [
         (Place(DEVICE, 2), "whole", "2 x H100 SXM5 80GB"),
-        (Place(replace(DEVICE, name="h100-80gb-sxm:3g.40gb"), 1), "mig", "1 x 3g.40gb of H100 SXM5 80GB"),
-        (Place(DEVICE, 1, shared_gib=39.0), "shared", "1 x H100 SXM5 80GB (shared)"),
+        (Place(replace(DEVICE, name="h100-80gb-sxm:3g.40gb"), 1), "mig", "3g.40gb of H100 SXM5 80GB"),
+        (Place(replace(DEVICE, name="h100-80gb-sxm:1g.10gb"), 3), "mig", "3 x 1g.10gb of H100 SXM5 80GB"),
+        (Place(DEVICE, 1, shared_gib=79.11 / 3), "shared", "1/3 of H100 SXM5 80GB"),
     ],
 )
 def test_a_place_is_whole_or_a_slice_or_shared(place: Place, shape: str, where: str) -> None:
@@ -145,23 +146,36 @@ def test_an_unknown_amount_is_said_so() -> None:
     assert plan_table.amount(None) == "unknown"
 
 
+@pytest.mark.parametrize(
+    ("count", "text"), [(850, "850"), (371_990, "372k"), (999_600, "1000k"), (1_043_840, "1.04M"), (None, "unknown")]
+)
+def test_tokens_are_short(count: int | None, text: str) -> None:
+    assert plan_table.tokens(count) == text
+
+
 def test_a_table_fits_and_says_once_what_is_the_same() -> None:
     other = Device("rtx-pro-6000-96gb", 94.97, 12.0)
     found = rows(Place(DEVICE, 1), Place(other, 8), rates={"*": 1000.0})
     lines = plan_table.table(found, 64, Screen())
-    assert lines[0] == "model meta-llama/Llama-3.1-8B-Instruct, engine vllm 0.19.1, weights as published"
+    assert " ".join(lines[:2]) == (
+        "model meta-llama/Llama-3.1-8B-Instruct, engine vllm 0.19.1, weights as published, 64 of 64 requests at once"
+    )
     assert max(map(len, lines)) <= 80
-    assert lines[1].split() == ["card", "of", "64", "possible", "KV", "tokens", "a", "month", "a", "million"]
-    assert lines[2].split()[-4:] == ["240", "455,904", "1000-1500", "0.386-0.579"]
-    assert lines[3].split()[-2:] == ["unknown", "unknown"]
+    assert lines[2].split() == ["card", "possible", "tokens", "a", "month", "a", "million"]
+    assert lines[3].split()[-4:] == ["240", "456k", "1000-1500", "0.386-0.579"]
+    assert lines[4].split()[-2:] == ["unknown", "unknown"]
+    few = plan_table.table([replace(found[0], requests=32), found[1]], 64, Screen())
+    assert few[1].split()[:4] == ["card", "of", "64", "possible"]
 
 
 def test_what_may_change_answers_is_marked_and_explained() -> None:
     found = [a_row(lossy=("an 8 bit KV cache",), quantization="fp8"), a_row()]
     lines = [*plan_table.table(found, 64, Screen()), *plan_table.notes(found, Screen())]
-    assert "fp8*" in lines[2]
+    assert any("fp8*" in line for line in lines)
     assert "* may change answers: an 8 bit KV cache." in lines
-    assert "a month, a million output tokens: CNY, not an offer; unknown is not free." in lines
+    assert "a month, a million output tokens: CNY, list, not an offer." in lines
+    shared = replace(a_row(), price=Price(1, 1, "CNY", "list, not an offer, 1 of 8 GPUs that are let together"))
+    assert " ".join(plan_table.notes([shared], Screen())).endswith("is priced by its share.")
 
 
 def test_what_does_not_run_says_why() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from typing import Any
 
 from gpuready.planning.cost import Price, per_million
@@ -38,6 +39,8 @@ class Row:
     """whole, mig or shared."""
     memory_gib: float
     """Memory of the place, of all its GPUs together."""
+    part: float
+    """Of a shared GPU: the part of its memory; 1 for all others."""
     engine: str
     version: str
     quantization: str
@@ -60,9 +63,13 @@ class Row:
 
     @property
     def where(self) -> str:
-        """Return count and card for people."""
-        part = " (shared)" if self.shape == "shared" else ""
-        return f"{self.count} x {card_title(self.card)}{part}"
+        """Return count and card for people; of a shared GPU its part."""
+        if self.shape == "shared":
+            part = Fraction(self.part).limit_denominator(20)
+            return f"{part} of {card_title(self.card)}"
+        if self.shape == "mig" and self.count == 1:
+            return card_title(self.card)
+        return f"{self.count} x {card_title(self.card)}"
 
     @property
     def weights(self) -> str:
@@ -91,6 +98,7 @@ def row(candidate: Candidate, ask: Ask, prices: Prices, rates: Mapping[str, floa
         card=place.device.name,
         count=place.count,
         shape=shape(place),
+        part=place.shared_gib / place.device.total_gib if place.shared_gib is not None else 1.0,
         memory_gib=round((place.shared_gib or place.device.total_gib) * place.count, 2),
         engine=wish.engine,
         version=wish.version,

@@ -1,0 +1,382 @@
+"""Reads what the command line asks the planner for: model, card, engine, workload and settings."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gpuready import catalog
+from gpuready.cli.reading import mapping_of, object_of
+from gpuready.cli.verb import number, whole
+from gpuready.outcome import Failure, Refusal
+from gpuready.planning import support
+from gpuready.planning.memory import device, versions
+from gpuready.planning.memory.run import Draft, Lora, Run
+from gpuready.planning.model import known
+from gpuready.planning.model.config import UnknownModel, read_facts
+from gpuready.planning.model.facts import ModelFacts
+from gpuready.planning.wish import Lengths, Place, Wish, Workload
+
+ENGINES = ("vllm", "sglang", "tensorrt_llm")
+FORMATS = ("awq", "gptq", "fp8", "w8a8", "w4a16", "bnb-4bit", "mxfp4", "nvfp4")
+TASKS = ("generate", "embed", "rerank", "classify")
+WORKLOAD = "1024/4096:256/1024@64"
+"""What is planned for where nothing is said: chats of one to four pages."""
+MOST_TOKENS, MOST_REQUESTS = 100_000_000, 100_000
+_FORM = "PROMPT:OUTPUT@REQUESTS, lengths in tokens as P50 or P50/P99, e.g. 1024:512@64 or 800/16000:300/1500@64"
+
+
+def refused(code: str, what: str, why: str = "", fix: str = "") -> Refusal:
+    """Return a refusal with one failure."""
+    return Refusal(Failure(code, what, why, fix))
+
+
+def nearest(word: str, words: Iterable[str], most: int = 8, aliases: Iterable[str] = ()) -> str:
+    """Say which known word was meant, among them aliases, or which there are."""
+    names = sorted(words)
+    folded = {name.lower(): name for name in [*aliases, *names]}
+    near = difflib.get_close_matches(word.lower()[:200], list(folded), n=1, cutoff=0.5)
+    if near:
+        return f"did you mean {folded[near[0]]}?"
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"known are {', '.join(names[:most])}{more}"
+
+
+Said = TypeVar("Said")
+
+
+class Gathered:
+    """Collects refusals of several answers, so that all are said at once."""
+
+    def __init__(self) -> None:
+        self.failures: list[Failure] = []
+
+    def of(self, answer: Callable[[], Said]) -> Said | None:
+        """Return an answer, or None and keep why there is none."""
+        try:
+            return answer()
+        except Refusal as refusal:
+            self.failures += refusal.failures
+            return None
+
+    def end(self) -> None:
+        """Refuse with everything that was kept."""
+        if self.failures:
+            raise Refusal(self.failures)
+
+
+# ---------------------------------------------------------------------------------------------- workload
+
+
+def _lengths(text: str) -> Lengths:
+    half, _, most = text.partition("/")
+    read = whole(1, MOST_TOKENS)
+    try:
+        found = Lengths(read(half), read(most or half))
+    except ValueError as error:
+        raise ValueError(f"{text!r}: {error}; the form is {_FORM}") from error
+    if found.p99 < found.p50:
+        raise ValueError(f"{text!r}: p99 is below p50")
+    return found
+
+
+_KEYS = ("prompt_tokens", "output_tokens", "concurrency", "preemption")
+
+
+def workload_text(text: str) -> Workload:
+    """Read a workload from its short form."""
+    parts = re.fullmatch(r"([^:@]+):([^:@]+)@([^:@]+)", text)
+    if parts is None:
+        raise ValueError(f"the form is {_FORM}, or a YAML or JSON file")
+    try:
+        requests = whole(1, MOST_REQUESTS)(parts[3])
+    except ValueError as error:
+        raise ValueError(f"{parts[3]!r}: {error}; the form is {_FORM}") from error
+    return Workload(_lengths(parts[1]), _lengths(parts[2]), requests)
+
+
+def workload(text: str) -> Workload:
+    """Return a workload from its short form, or from a file of the form that an inventory has."""
+    if Path(text).suffix not in (".json", ".yaml", ".yml"):
+        try:
+            return workload_text(text)
+        except ValueError as error:
+            raise refused("plan.workload", f"--workload = {text!r} is refused", str(error)) from error
+    given = mapping_of(text)
+    # A file may hold a whole deployment, or the workload alone.
+    found = given.get("workload", given)
+    unknown = sorted(map(str, set(found) - set(_KEYS))) if isinstance(found, Mapping) else []
+    if unknown:
+        raise refused(
+            "plan.workload", f"{text}, {unknown[0]}: no such key of a workload", "", nearest(unknown[0], _KEYS)
+        )
+    try:
+        return _workload_of(found)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        fix = "e.g. {prompt_tokens: {p50: 800, p99: 16000}, output_tokens: {p50: 300, p99: 1500}, concurrency: 64}"
+        raise refused("plan.workload", f"{text} holds no workload", why, fix) from error
+
+
+def _workload_of(given: Mapping[str, Any]) -> Workload:
+    def tokens(key: str) -> Lengths:
+        one = given[key]
+        return _lengths(f"{one['p50']}/{one['p99']}" if isinstance(one, Mapping) else f"{one}")
+
+    preemption = number(0.0001, 0.5)(str(given.get("preemption", 0.01)))
+    return Workload(
+        tokens("prompt_tokens"), tokens("output_tokens"), whole(1, MOST_REQUESTS)(str(given["concurrency"])), preemption
+    )
+
+
+# ------------------------------------------------------------------------------------------------- model
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that is asked for, with its sizes."""
+
+    id: str
+    facts: ModelFacts
+    source: str
+
+
+def _is_path(name: str) -> bool:
+    path = Path(name)
+    return path.suffix == ".json" or name.startswith((".", "/", "~")) or path.is_dir()
+
+
+def model(name: str | None, config: str | None, quantization: str | None) -> Model:
+    """Return a model by its id in the catalog, by its folder, or by its config.json alone."""
+    if name is None and config is None:
+        raise refused("plan.model", "no model is named", "", "name one with --model or --config")
+    path = config or (name if name and _is_path(name) else None)
+    try:
+        if path is not None:
+            return _model_of_path(name if config and name else "", Path(path).expanduser())
+        found = known.find(str(name), quantization)
+        if found is None:
+            near = nearest(str(name), model_ids(), most=4)
+            fix = (
+                f"{near} Else give its config.json with --config" if near.endswith("?") else f"{near}; or use --config"
+            )
+            raise refused("plan.unknown_model", f"--model = {name!r} is not in the catalog", "", fix)
+        return Model(found.id, known.facts(str(name), quantization), found.source)
+    except ModuleNotFoundError as error:
+        what = f"--model = {name!r}: the catalog of models is on the controller only"
+        raise refused("plan.no_catalog", what, "", "give the model's config.json with --config") from error
+    except UnknownModel as error:
+        what = f"{path or name} cannot be planned"
+        raise refused("plan.unknown_model", what, str(error).rstrip(".")) from error
+
+
+def _model_of_path(name: str, path: Path) -> Model:
+    file = path / "config.json" if path.is_dir() else path
+    read = object_of(str(file))
+    weights = sorted(path.glob("*.safetensors")) if path.is_dir() else []
+    size = _header_bytes(weights) if weights else None
+    said = read.get("_name_or_path")
+    own = path.resolve().name if path.is_dir() else (path.resolve().parent.name if file.name == "config.json" else "")
+    shown = name or (str(said) if isinstance(said, str) and said else own or file.stem)
+    return Model(shown, read_facts(read, size), str(file))
+
+
+def _header_bytes(weights: Sequence[Path]) -> int:
+    from gpuready.serving.models import BadModel, read_shard
+
+    try:
+        return sum(total["bytes"] for path in weights for total in read_shard(path).totals().values())
+    except BadModel as bad:
+        raise Refusal(bad.failure) from bad
+
+
+# ---------------------------------------------------------------------------------------------- settings
+
+_OWN = ("engine", "version", "draft", "lora", "task")
+_HINTS = typing.get_type_hints(Run)
+SETTINGS = tuple(one.name for one in fields(Run) if one.name not in _OWN)
+
+
+def settings(pairs: Sequence[str], context: int | None) -> dict[str, int | float | str]:
+    """Return what `--set name=value` and `--context` say, by the names of `Run`; flags' spelling is taken too."""
+    found: dict[str, int | float | str] = {}
+    for pair in pairs:
+        name, sign, text = pair.partition("=")
+        key = name.lstrip("-").replace("-", "_")
+        key = {"gpu_memory_utilization": "memory_fraction", "mem_fraction_static": "memory_fraction"}.get(key, key)
+        if not sign or key not in SETTINGS:
+            why = "" if sign else "the form is name=value"
+            fix = f"say it with --{key}" if key in _OWN else nearest(key, SETTINGS, most=20)
+            raise refused("plan.setting", f"--set {pair}: no such setting", why, fix)
+        if key in found:
+            raise refused("plan.setting", f"--set {pair}: {key} is set twice", "", "set it once")
+        try:
+            found[key] = _value(key, text)
+        except ValueError as error:
+            raise refused("plan.setting", f"--set {pair} is refused", str(error)) from error
+    if context is not None:
+        if found.get("max_model_len", context) != context:
+            what = f"--context {context} and --set max_model_len={found['max_model_len']} contradict each other"
+            raise refused("plan.contradiction", what, "", "say one of them")
+        found["max_model_len"] = context
+    return found
+
+
+def _value(key: str, text: str) -> int | float | str:
+    kinds = {one for one in typing.get_args(_HINTS[key]) if one is not type(None)} or {_HINTS[key]}
+    if bool in kinds:
+        if text not in ("true", "false"):
+            raise ValueError("allowed are true and false")
+        return text == "true"
+    if float in kinds:
+        return number(0.01, 1.0)(text)
+    if int in kinds:
+        return whole(1, 2**50)(text)
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,40}", text):
+        raise ValueError("allowed are letters, digits and _ . -")
+    return text
+
+
+def lora(text: str) -> Lora:
+    """Read `SLOTSxRANK`."""
+    slots, _, rank = text.partition("x")
+    try:
+        return Lora(whole(1, 1024)(slots), whole(1, 1024)(rank))
+    except ValueError as error:
+        raise ValueError("the form is SLOTSxRANK, e.g. 4x16") from error
+
+
+def draft(text: str) -> Draft:
+    """Read `TOKENS`, or `TOKENS:MODEL` with a draft model of its own."""
+    count, _, name = text.partition(":")
+    try:
+        tokens = whole(1, 64)(count)
+    except ValueError as error:
+        raise ValueError("the form is TOKENS or TOKENS:MODEL, e.g. 3 or 5:Qwen/Qwen2.5-0.5B-Instruct") from error
+    if not name:
+        return Draft(tokens)
+    found = model(name, None, None).facts
+    return Draft(tokens, found.weight_bytes, math.ceil(found.kv_bytes_per_token()))
+
+
+def rate(text: str) -> tuple[str, float]:
+    """Read `TOKENS` or `CARD=TOKENS`: output tokens per second, and for which card; `*` are all others."""
+    card, sign, tokens = text.rpartition("=")
+    found = device.device(card) if sign else None
+    if sign and found is None:
+        raise ValueError(device.refusal(card))
+    return found.name if found else "*", number(0.001, 1e9)(tokens)
+
+
+# ------------------------------------------------------------------------------------------- the options
+
+
+def cards() -> list[str]:
+    """Return the keys of the catalog's cards, also of those that are known for planning alone."""
+    return list(device.cards())
+
+
+def model_ids() -> list[str]:
+    """Return the ids of the catalog's models; nothing on a server, whose catalog holds none."""
+    try:
+        return [entry["id"] for entry in catalog.load("models")["models"]]
+    except (ModuleNotFoundError, OSError):
+        return []
+
+
+def profiles() -> list[str]:
+    """Return the MIG profiles of all cards."""
+    return list(dict.fromkeys(profile for card in cards() for profile in device.profiles(card)))
+
+
+# --------------------------------------------------------------------------------------------- place, wish
+
+
+def place(card: str | None, count: int, profile: str | None) -> Place:
+    """Return the GPUs or MIG slices that are asked for."""
+    if card is None:
+        raise refused("plan.card", "no card is named", "", "name one with --gpu, e.g. --gpu h100-80gb-sxm")
+    found = device.device(card, profile)
+    if found is None:
+        raise refused("plan.unknown_card", device.refusal(card, profile))
+    return Place(found, count)
+
+
+def engine(asked: str | None, version: str | None, where: Place, facts: ModelFacts) -> tuple[str, str]:
+    """Return engine and version: as asked, else of the newest stack that the card runs, else its newest there.
+
+    Raises:
+        Refusal: when no release of the engine runs on the card, or nothing is known of the version.
+    """
+    name = asked or "vllm"
+    chosen = version or _stack_version(name, where) or support.newest(name, where.device)
+    if chosen is None:
+        said = support.objections(facts, where.device, Run(name, "in any release"))
+        raise Refusal([Failure(f"plan.{one.code}", one.what, one.why, one.nearest) for one in said])
+    try:
+        versions.resolve(name, chosen)
+    except versions.Unresolved as error:
+        raise refused("plan.version", "no constants of this release are known", str(error).rstrip(".")) from error
+    return name, chosen
+
+
+def _stack_version(name: str, where: Place) -> str | None:
+    for stack in catalog.load("stacks")["stacks"].values():
+        entry = stack["engines"].get(name)
+        least = entry and entry["gpus_sm_min"]
+        if entry and not stack["simulated_only"] and where.device.compute >= float(least or 0):
+            return str(entry["version"])
+    return None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the options of a verb say of one deployment, beside model, card and engine."""
+
+    workload: Workload
+    task: str
+    allow_lossy: bool
+    headroom_gib: float | None
+    settings: dict[str, int | float | str]
+    draft: Draft | None
+    lora: Lora | None
+    kv_offload_gib: float
+
+
+def asked(options: Mapping[str, Any]) -> Asked:
+    """Read the options that all verbs of the planner share."""
+    return Asked(
+        workload(options["workload"] or WORKLOAD),
+        options["task"],
+        options["allow_lossy"],
+        options["headroom"],
+        settings(options["set"] or [], options["context"]),
+        draft(options["draft"]) if options["draft"] else None,
+        options["lora"],
+        options["kv_offload"] or 0.0,
+    )
+
+
+def wish(name: str, chosen: Model, runs: tuple[str, str], said: Asked) -> Wish:
+    """Return one deployment that is asked for."""
+    return Wish(
+        name=name,
+        model_id=chosen.id,
+        model=chosen.facts,
+        engine=runs[0],
+        version=runs[1],
+        workload=said.workload,
+        task=said.task,
+        allow_lossy=said.allow_lossy,
+        headroom_gib=said.headroom_gib,
+        settings=said.settings,
+        draft=said.draft,
+        lora=said.lora,
+        kv_offload_gib=said.kv_offload_gib,
+    )
