@@ -11,17 +11,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from gpuready.planning.memory import kv, vllm_activation, vllm_pages, weights
+from gpuready.planning.memory import kv, vllm_activation, vllm_pages, vllm_weights
 from gpuready.planning.memory.run import GIB, Device, Estimate, Range, Run
 from gpuready.planning.memory.versions import ConstantSet
 from gpuready.planning.memory.vllm_pages import Pool
 from gpuready.planning.memory.vllm_settings import Settings, settings
 from gpuready.planning.model.facts import ModelFacts
 
-_ROTARY_BYTES = 2
 _GRAPHS_MEASURED = 51
 """Batch sizes of the runs from which graphs are known."""
-_BAND = {"dense": 0.05, "other": 0.15}
+_BAND = {"dense": 0.05, "others": 0.15}
+"""The widest band that is told, as a part of the KV cache."""
 _WEIGHTS_BAND = 0.004
 _UNIFIED_PLACES = "pages that the host caches"
 
@@ -61,6 +61,9 @@ def estimate(model: ModelFacts, device: Device, run: Run, constants: ConstantSet
     start = _start_refusal(device, chosen, budget, before)
     fits = not start and _fits(found, stage.left.value - spare, needed)
     counted = constants.values["graphs_counted"]
+    if run.kv_bytes is not None:
+        budget = sum(part.value for part in (stage.weights, stage.activation, stage.non_torch, stage.left))
+        budget += stage.graphs.value if counted else 0.0
     outside = before if counted else before + stage.graphs
     return Estimate(
         run=_filled(run, chosen, found),
@@ -97,30 +100,31 @@ def request_gib(model: ModelFacts, run: Run, constants: ConstantSet, tokens: int
 def _stages(
     model: ModelFacts, device: Device, run: Run, chosen: Settings, constants: ConstantSet, budget: float
 ) -> list[Stage]:
-    loaded = weights.by_stage(model, run)
-    rounding = weights.block_rounding(model, run) / len(loaded)
+    loaded = vllm_weights.by_stage(model, device, run, chosen, constants)
     non_torch = _non_torch(device, run, chosen, model, constants)
     graphs = _graphs(model, run, chosen, constants)
+    kind = "dense" if model.family == "dense" else "others"
     found = []
     for index, held in enumerate(kv.stages(model, run.pp)):
-        size = (loaded[index] + rounding + model.rotary_elements * _ROTARY_BYTES) / GIB
-        taken = Range(size, size * (1 - _WEIGHTS_BAND), size * (1 + _WEIGHTS_BAND)) + constants.range("load_gib")
+        size = loaded[index] / GIB
+        taken = Range(size, size * (1 - _WEIGHTS_BAND), size * (1 + _WEIGHTS_BAND))
         last = index == len(loaded) - 1
         activation = vllm_activation.peak(model, device, run, chosen, constants, last).scaled(1 / GIB)
         pool = vllm_pages.pool(model, run, chosen, constants.values, held)
-        parts = [taken, activation, non_torch] + ([graphs] if constants.values["graphs_counted"] else [])
-        found.append(Stage(taken, activation, non_torch, graphs, pool, _left(model, run, budget, parts)))
+        parts = [taken, activation, non_torch, constants.range("unexplained_gib", kind)]
+        parts += [graphs] if constants.values["graphs_counted"] else []
+        found.append(Stage(taken, activation, non_torch, graphs, pool, _left(kind, run, budget, parts)))
     return found
 
 
-def _left(model: ModelFacts, run: Run, budget: float, parts: list[Range]) -> Range:
+def _left(kind: str, run: Run, budget: float, parts: list[Range]) -> Range:
     """Return what is left of a budget: the parts are not all wrong at once, so their deviations add up as squares."""
     if run.kv_bytes is not None:
         return Range.exact(run.kv_bytes / GIB)
     value = budget - sum(part.value for part in parts)
     less = math.sqrt(sum((part.high - part.value) ** 2 for part in parts))
     more = math.sqrt(sum((part.value - part.low) ** 2 for part in parts))
-    widest = abs(value) * _BAND["dense" if model.family == "dense" else "other"]
+    widest = abs(value) * _BAND[kind]
     return Range(value, value - min(less, widest), value + min(more, widest))
 
 

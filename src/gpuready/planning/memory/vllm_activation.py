@@ -99,8 +99,9 @@ def _images(model: ModelFacts, chosen: Settings, constants: ConstantSet) -> Rang
     if not model.vision:
         return Range.exact(0.0)
     tokens = chosen.max_num_batched_tokens
+    pixels = Range.exact(model.pixels_per_token) if model.pixels_per_token else constants.range("pixels")
     encoded = Range.exact(tokens * model.hidden * chosen.element_bytes)
-    return encoded + constants.range("pixel_bytes").scaled(tokens)
+    return encoded + pixels.scaled(tokens * chosen.element_bytes)
 
 
 def _parts(figure: Range) -> tuple[float, float, float]:

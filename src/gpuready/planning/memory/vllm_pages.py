@@ -108,6 +108,8 @@ def pool(
     else:
         block_bytes = sum(one.page_bytes * one.count for one in layers)
         layers = [replace(layers[0], count=sum(one.count for one in layers))] if layers else []
+    if run.draft is not None and layers:
+        block_bytes += int(run.draft.kv_bytes_per_token / run.tp * layers[0].block_tokens)
     full = [one for one in layers if one.kind not in ("sliding", "chunked", "recurrent")] or layers
     token_bytes = sum(block_bytes / one.block_tokens for one in full if one.kind != "recurrent")
     return Pool(
@@ -125,7 +127,8 @@ def _layers(
     model: ModelFacts, run: Run, chosen: Settings, rules: Mapping[str, Any], held: Sequence[tuple[AttentionGroup, int]]
 ) -> tuple[list[Layers], int]:
     """Return the layers of each kind with their pages, and the states that a request keeps of a recurrent layer."""
-    element = kv.element_bytes(run.kv_dtype, model, run.dtype)
+    brought = model.quantization.kv_dtype if model.quantization is not None and rules["checkpoint_kv_type"] else None
+    element = kv.element_bytes(run.kv_dtype or brought, model, run.dtype)
     block, found = chosen.block_tokens, []
     state = max(
         (int(kv.state_bytes(group, model, run.tp)) for group, _ in held if group.kind == "recurrent"), default=0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from gpuready.planning.memory.kv import heads_per_gpu
 from gpuready.planning.memory.run import Run
 from gpuready.planning.model.facts import Component, ModelFacts
@@ -13,7 +11,6 @@ _LOADED_BYTES = {"fp8": 1.0, "bitsandbytes": 0.5 + 1 / 16}
 _ELEMENT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 _VOCABULARY_STEP = 64
 """Rows to which engines pad a vocabulary before they split it (vLLM's and SGLang's vocab_parallel_embedding.py)."""
-
 _PIECE, _LARGE = 2 << 20, 10 << 20
 
 
@@ -53,23 +50,27 @@ def component_bytes(component: Component, model: ModelFacts, run: Run) -> float:
     return _loaded_bytes(component, model, run) * _share(component, model, run)
 
 
-def block_rounding(model: ModelFacts, run: Run) -> float:
-    """Return the bytes by which PyTorch's blocks exceed the large matrices of one GPU, over all layers.
+def block_rounding(model: ModelFacts, run: Run) -> list[float]:
+    """Return the bytes by which PyTorch's blocks exceed the large tensors of one GPU of each pipeline stage.
 
-    A matrix of 10 MiB or more gets whole pieces of 2 MiB, and keeps what is left of the last one unless that is more
-    than 1 MiB (c10/cuda/CUDACachingAllocator.cpp).
+    A tensor of 10 MiB or more gets whole pieces of 2 MiB, and keeps what is left of the last one unless that is more
+    than 1 MiB (c10/cuda/CUDACachingAllocator.cpp). Tensors in another format than the checkpoint's are not counted.
     """
-    per_layer = Counter[str]()
-    for component in model.components:
-        if component.place == "layers":
-            per_layer[component.name] += int(component_bytes(component, model, run) / model.layers)
-    mlp, attention, both = per_layer["mlp"], per_layer["attention"] // 2, per_layer["kv"]
-    gated = sum(one.elements for one in model.components if one.name == "mlp") > 2.5 * (
-        model.layers * model.hidden * model.intermediate
-    )
-    matrices = [attention + both, attention, *((mlp * 2 // 3, mlp // 3) if gated else (mlp // 2, mlp // 2))]
-    left = (-size % _PIECE for size in matrices if size >= _LARGE)
-    return float(model.layers * sum(rest for rest in left if rest <= _PIECE // 2))
+    stages = max(1, min(run.pp, model.layers))
+    found = [0.0] * stages
+    if run.quantization is not None or run.dtype == "float32":
+        return found
+    for tensor in model.tensors:
+        size = (tensor.bytes - tensor.kv_bytes) * _part(tensor.split, model, run)
+        size += tensor.kv_bytes * _part("kv_heads", model, run)
+        left = -int(size) % _PIECE
+        if size < _LARGE or left > _PIECE // 2:
+            continue
+        if tensor.place == "layers":
+            found = [one + left * tensor.count / stages for one in found]
+        else:
+            found[0 if tensor.place == "first" else -1] += left * tensor.count
+    return found
 
 
 def _loaded_bytes(component: Component, model: ModelFacts, run: Run) -> float:
@@ -82,15 +83,22 @@ def _loaded_bytes(component: Component, model: ModelFacts, run: Run) -> float:
 
 
 def _share(component: Component, model: ModelFacts, run: Run) -> float:
+    if component.split == "tensor" and component.name not in ("attention", "kv", "recurrent"):
+        return 1 / run.tp
+    return _part(component.split, model, run)
+
+
+def _part(split: str, model: ModelFacts, run: Run) -> float:
+    """Return the part of a tensor that one GPU holds."""
     attention = max(1, run.tp // run.dp) if run.attention_dp else run.tp
-    if component.split == "whole":
+    if split == "whole":
         return 1.0
-    if component.split == "experts":
+    if split == "experts":
         return 1 / (run.ep if run.ep > 1 else run.tp)
-    if component.split == "vocabulary":
+    if split == "vocabulary":
         padded = -(-model.vocabulary // _VOCABULARY_STEP) * _VOCABULARY_STEP
         return padded / model.vocabulary / run.tp if run.tp > 1 else 1.0
-    if component.split == "kv_heads":
+    if split == "kv_heads":
         heads = max((group.kv_heads for group in model.groups), default=0)
         return heads_per_gpu(heads, attention) / heads if heads else 1 / attention
-    return 1 / (attention if component.name in ("attention", "kv", "recurrent") else run.tp)
+    return 1 / attention

@@ -43,6 +43,7 @@ class _Model:
     draft: Sequence[Module]
     encoder: Sequence[Module] | None
     tower: tuple[int, int]
+    pixels: int
     quantized: Quantized | None
 
 
@@ -80,6 +81,8 @@ def read_facts(config: Mapping[str, Any], headers: int | Headers | None = None) 
         vision=model.encoder is None or bool(model.encoder),
         vision_layers=model.tower[0],
         vision_hidden=model.tower[1],
+        pixels_per_token=model.pixels,
+        latent_up_elements=sum(one.elements for one in model.modules if one.name.endswith(".kv_b_proj")),
         draft_layers=_draft_layers(fields),
         draft_components=_sized(model.draft, model.dtype, quantized),
         tensors=fused([*model.modules, *(model.encoder or ())], ELEMENT_BYTES[model.dtype], quantized),
@@ -113,6 +116,7 @@ def _read(config: Mapping[str, Any]) -> _Model:
         draft,
         encoder,
         vision.tower(outer),
+        vision.pixels_per_token(outer),
         quantization.read(fields),
     )
 

@@ -141,6 +141,10 @@ class ModelFacts:
     """Layers of the image encoder as vision_config says; 0 where it does not say num_hidden_layers."""
     vision_hidden: int = 0
     """Its width as vision_config says; 0 where it does not say hidden_size."""
+    pixels_per_token: int = 0
+    """Elements of an image, over its colours, that become one token; 0 where vision_config does not tell."""
+    latent_up_elements: int = 0
+    """Elements, over all layers, of the projection that decompresses a latent KV (kv_b_proj); vLLM keeps a copy."""
     draft_layers: int = 0
     """Layers that the checkpoint brings for speculative decoding (MTP); they are not loaded unless asked for."""
     draft_components: tuple[Component, ...] = ()

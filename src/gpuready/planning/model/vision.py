@@ -36,6 +36,32 @@ def tower(outer: Fields) -> tuple[int, int]:
     return layers or 0, inside.optional("hidden_size", "vt_hidden_size") or 0
 
 
+_GEMMA_TOKENS = 256
+"""Of an image: transformers, Gemma3Config.mm_tokens_per_image."""
+
+
+def pixels_per_token(outer: Fields) -> int:
+    """Return the elements of an image that become one token: a patch, or several merged; 0 where it is not said."""
+    inside = outer.below("vision_config")
+    if inside is None or not _plain(inside, "patch_size"):
+        return 0
+    channels = _plain(inside, "num_channels") or _plain(inside, "in_channels") or 3
+    whole, tokens = _plain(inside, "image_size"), _plain(outer, "mm_tokens_per_image")
+    if outer.text("model_type") == "gemma3":
+        tokens = tokens or _GEMMA_TOKENS
+    if whole and tokens:
+        return channels * whole * whole // tokens
+    patch, frames = _plain(inside, "patch_size"), _plain(inside, "temporal_patch_size") or 1
+    merged = _plain(inside, "spatial_merge_size") or _plain(outer, "spatial_merge_size") or 1
+    return channels * (patch * merged) ** 2 * frames
+
+
+def _plain(fields: Fields, key: str, most: int = 1 << 12) -> int:
+    """Return a small whole number, 0 where there is another thing: newer encoders have lists in its place."""
+    value = fields.raw(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most else 0
+
+
 def _layer(
     prefix: str, width: int, inter: int, attention_bias: bool, mlp_bias: bool, gated: bool, norms: int
 ) -> list[Module]:
