@@ -60,6 +60,11 @@ def test_a_whole_model_is_summed_by_dtype(model: Path) -> None:
             "F32": {"count": 3, "bytes": 12},
             "F8_E4M3": {"count": 5, "bytes": 5},
         },
+        "kinds": [
+            {"name": "a", "dtype": "BF16", "count": 1, "elements": 8, "bytes": 16},
+            {"name": "b", "dtype": "F32", "count": 1, "elements": 3, "bytes": 12},
+            {"name": "c", "dtype": "F8_E4M3", "count": 1, "elements": 5, "bytes": 5},
+        ],
         "files": list(SHARDS),
     }
 
@@ -111,6 +116,7 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 49
         (drop("config.json"), "model.missing_file"),
         (put("config.json", b"{"), "model.not_json"),
         (put("config.json", b"[]"), "model.not_json"),
+        (put("config.json", b'{"a":' * 200_000), "model.not_json"),
         (drop("tokenizer.json"), "model.no_tokenizer"),
     ],
 )

@@ -9,7 +9,7 @@ from gpuready import catalog
 from gpuready.outcome import Failure, Refusal
 from gpuready.planning import preflight, surroundings
 from gpuready.planning.memory.budget import GIB
-from gpuready.planning.model.config import UnknownModel, read_facts
+from gpuready.planning.model.config import Headers, UnknownModel, read_facts
 from gpuready.planning.model.facts import ModelFacts
 from gpuready.planning.plan import SIMULATED_MODELS, card_key, effective_stack, make_plan
 
@@ -65,7 +65,9 @@ def _models(
             if read.get("failures") or not read.get("config"):
                 continue  # said by preflight
         try:
-            models[name] = read_facts(read["config"], read["weight_bytes"])
+            models[name] = read_facts(
+                read["config"], Headers.of(read["kinds"]) if read.get("kinds") else read["weight_bytes"]
+            )
         except UnknownModel as error:
             what = f"{where}: {one['model']} cannot be planned"
             failures.append(Failure("plan.unknown_model", what, str(error), "choose a dense decoder model"))

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuready.outcome import Failure, Refusal
+from gpuready.planning.model import headers
 
 STORE = Path("/srv/models")
 ENGINE_USER = "gpuready-engine"
@@ -65,6 +66,8 @@ def _json_object(path: Path, fix: str = _COPY) -> dict[str, Any]:
         value = json.loads(content)
     except ValueError as error:
         raise BadModel("model.not_json", f"{path} is not JSON", str(error)) from error
+    except RecursionError:
+        raise BadModel("model.not_json", f"{path} is nested too deep to be a model's configuration") from None
     if not isinstance(value, dict):
         raise BadModel("model.not_json", f"{path} is not a JSON object")
     return value
@@ -114,7 +117,7 @@ def read_shard(path: Path) -> Shard:
         raise BadModel("model.missing_shard", f"{path} is missing") from None
     except OSError as error:
         raise _unreadable(path, error) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadModel("model.header", f"{path} has a broken safetensors header", str(error)) from error
     if not isinstance(header, dict):
         raise BadModel("model.header", f"{path} has a broken safetensors header", "it is not a JSON object")
@@ -173,7 +176,7 @@ def _shard_names(folder: Path) -> tuple[list[str], dict[str, str]]:
 
 
 def read_model(path: Path) -> dict[str, Any]:
-    """Return what a model's files say: config, weight bytes, elements and bytes by dtype, weight files.
+    """Return what a model's files say: config, weight bytes, elements and bytes by dtype and by kind, weight files.
 
     Reads config.json and the headers only.
 
@@ -227,7 +230,15 @@ def _summary(config: dict[str, Any], shards: Mapping[str, Shard]) -> dict[str, A
             one["count"] += sums["count"]
             one["bytes"] += sums["bytes"]
     weight_bytes = sum(one["bytes"] for one in tensors.values())
-    return {"config": config, "weight_bytes": weight_bytes, "tensors": tensors, "files": sorted(shards)}
+    entries = {name: entry for shard in shards.values() for name, entry in shard.tensors.items()}
+    kinds = headers.summary(entries, config)
+    return {
+        "config": config,
+        "weight_bytes": weight_bytes,
+        "tensors": tensors,
+        "kinds": kinds,
+        "files": sorted(shards),
+    }
 
 
 def unreadable_for(path: Path, user: str = ENGINE_USER) -> list[str]:

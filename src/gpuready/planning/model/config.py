@@ -25,6 +25,8 @@ ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _LANGUAGE_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 _MOST_NESTED = 3
 _MOST_KEYS = 4096
+_MOST_APART = 64
+"""Headers of less than that part of what config.json describes belong to another model."""
 
 
 @dataclass(frozen=True)
@@ -229,6 +231,8 @@ def _components(model: _Model, headers: int | Headers | None) -> tuple[tuple[Com
         raise UnknownModel(f"the headers of the weights add up to {shown(headers)} bytes, which is not a size")
     draft = sum(one.bytes for one in _sized(model.draft, model.dtype, model.quantized))
     computed = sum(one.bytes for one in found)
+    if headers * _MOST_APART < computed:
+        raise UnknownModel(f"the headers of the weights add up to {headers} bytes, config.json describes {computed}")
     if model.encoder is None and headers > computed + draft:
         rest = headers - computed - draft
         return (*found, Component("vision", rest // ELEMENT_BYTES[model.dtype], rest)), "headers"

@@ -33,6 +33,10 @@ class UnknownModel(ValueError):
     """A model whose config.json does not tell its sizes; the message is one sentence that names the key."""
 
 
+class Missing(UnknownModel):
+    """A size that config.json does not have at all."""
+
+
 def shown(value: object) -> str:
     """Return a value as a message can show it: short, on one line, whatever it is."""
     if isinstance(value, Mapping):
@@ -110,7 +114,7 @@ class Fields:
         """
         value = self.optional(*keys, least=least, most=most)
         if value is None:
-            raise UnknownModel(f"config.json has no {self._where}{' or '.join(keys)}")
+            raise Missing(f"config.json has no {self._where}{' or '.join(keys)}")
         return value
 
     def numbers(self, key: str, least: int = 0, most: int = MOST, longest: int = 4096) -> tuple[int, ...] | None:

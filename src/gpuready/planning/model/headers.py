@@ -12,6 +12,7 @@ from gpuready.planning.model.facts import AttentionGroup, Component
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
+_MOST_KINDS = 4096
 DRAFT = "draft."
 """Before the name of a tensor that belongs to the layers for speculative decoding."""
 _UNPACKED = {"weight_packed": 2, "qweight": 0, "qzeros": 0}
@@ -90,6 +91,8 @@ def summary(tensors: Mapping[str, Mapping[str, Any]], config: Mapping[str, Any])
         ):
             kind = DRAFT + kind
         dtype = str(entry["dtype"])
+        if len(rows) >= _MOST_KINDS and (kind, dtype) not in rows:
+            kind = "other"
         begin, end = entry["data_offsets"]
         row = rows.setdefault((kind, dtype), {"name": kind, "dtype": dtype, "count": 0, "elements": 0, "bytes": 0})
         row["count"] += 1
@@ -112,10 +115,10 @@ _WORDS: Sequence[tuple[tuple[str, ...], tuple[str, str, str, bool]]] = (
     (("lm_head", "embed_out", "output_layer", "score.", "classifier"), ("head", "vocabulary", "last", False)),
     (("norm", "ln_", "layer_scalar"), ("norms", "whole", "layers", False)),
     (("embed", "wte.", "wpe.", "position"), ("embedding", "vocabulary", "first", False)),
-    (("mamba", "linear_attn", "mixer.", ".conv", "A_log"), ("recurrent", "tensor", "layers", True)),
+    (("mamba", "linear_attn", "mixer.", ".conv", "a_log"), ("recurrent", "tensor", "layers", True)),
     (("kv_a_proj", "q_a_proj", "indexer"), ("attention", "whole", "layers", True)),
     (("k_proj", "v_proj"), ("kv", "kv_heads", "layers", True)),
-    (("qkv", "query_key_value", "c_attn", "W_pack", "Wqkv"), ("qkv", "tensor", "layers", True)),
+    (("qkv", "query_key_value", "c_attn", "w_pack", "wqkv"), ("qkv", "tensor", "layers", True)),
     (
         (
             "mlp",
@@ -136,8 +139,9 @@ _WORDS: Sequence[tuple[tuple[str, ...], tuple[str, str, str, bool]]] = (
 
 
 def _place(name: str) -> tuple[str, str, str, bool]:
+    plain = name.lower()
     return next(
-        (place for words, place in _WORDS if any(word in name for word in words)), ("other", "whole", "layers", False)
+        (place for words, place in _WORDS if any(word in plain for word in words)), ("other", "whole", "layers", False)
     )
 
 

@@ -237,6 +237,7 @@ def _as_format(known: Known, name: str, kind: str) -> Known:
     return replace(known, config=config, weight_bytes=None, assumptions=(*known.assumptions, said))
 
 
+@functools.lru_cache(maxsize=512)
 def facts(name: str, quantization: str | None = None) -> ModelFacts:
     """Return the sizes of a model of the catalog.
 

@@ -56,6 +56,8 @@ def read_layers(fields: Fields, name: str, family: Family, context: int) -> list
     window = fields.optional("sliding_window", "sliding_window_size", "window_size", most=MOST_TOKENS) or 0
     chunk = fields.optional("attention_chunk_size", most=MOST_TOKENS) or 0
     shared = fields.optional("num_kv_shared_layers", least=0, most=count) or 0
+    if "recurrent" in kinds and not family.recurrent:
+        raise fields.refuse("layer_types", f"and {name} has no layers that keep a state")
     layers = []
     for index, kind in enumerate(kinds):
         feed = kind if kind in ("dense", "experts") else _feed(fields, index)

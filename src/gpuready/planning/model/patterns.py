@@ -6,11 +6,16 @@ hours: the part of the language that checkpoints use is read here and matched in
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 
 _MOST_WAYS = 64
 _MOST_PARTS = 256
-_MOST_STEPS = 2_000_000
+_MOST_STEPS = 4_000_000
+_MOST_PATTERNS = 2048
+_NUMBERS = re.compile(r"(?<=\.)\d+(?=\.)")
+_NUMBERED = re.compile(r"\d|\\[dw]|\[|(?<!\\)\.(?![*+])")
+"""What makes a pattern tell layer 7 from layer 17: a digit, a class, one arbitrary character."""
 _Test = Callable[[str], bool]
 _Part = tuple[_Test, bool, bool]
 """A test of one character, whether it may be left out, and whether it may pass any number of times."""
@@ -160,29 +165,13 @@ def _test(pattern: str, index: int) -> tuple[_Test, int]:
     return (_any if character == "." else _one_of(character, False)), index + 1
 
 
-def _walk(parts: list[_Part], text: str, whole: bool) -> bool:
-    """Walk over the text once, with the set of all parts that may come next."""
-    end = len(parts)
-
-    def closed(states: set[int]) -> set[int]:
-        for state in sorted(states):
-            while state < end and parts[state][1]:
-                state += 1
-                states.add(state)
-        return states
-
-    states = closed({0})
-    for character in text:
-        if not whole and end in states:
-            return True
-        passed = set()
-        for state in states:
-            if state < end and parts[state][0](character):
-                passed.add(state if parts[state][2] else state + 1)
-        if not passed:
-            return False
-        states = closed(passed)
-    return end in states
+def _closed(states: set[int], parts: list[_Part]) -> set[int]:
+    """Return the parts that may come next, with those behind parts that may be left out."""
+    for state in sorted(states):
+        while state < len(parts) and parts[state][1]:
+            state += 1
+            states.add(state)
+    return states
 
 
 def _expression(pattern: str) -> list[tuple[list[_Part], bool]]:
@@ -212,11 +201,17 @@ class Names:
         self._longest = 0
         self._walks: list[tuple[str, list[tuple[list[_Part], bool]]]] = []
         self._steps = 0
+        self._by_number = False
+        self._walked: dict[str, bool] = {}
         for pattern in patterns:
             self._add(pattern)
 
     def _add(self, pattern: str) -> None:
+        if len(self._walks) >= _MOST_PATTERNS:
+            raise TooMuch
         try:
+            if pattern.startswith("re:") or "*" in pattern:
+                self._by_number = self._by_number or bool(_NUMBERED.search(pattern))
             if pattern.startswith("re:"):
                 self._walks.append(("", _expression(pattern[3:])))
             elif "*" in pattern:
@@ -238,13 +233,36 @@ class Names:
             for end in range(begin + 1, min(len(words), begin + self._longest) + 1):
                 if ".".join(words[begin:end]) in self._words:
                     return True
+        if not self._walks:
+            return False
+        alike = name if self._by_number else _NUMBERS.sub("0", name)
+        if alike not in self._walked:
+            self._walked[alike] = self._walk(alike)
+        return self._walked[alike]
+
+    def _walk(self, name: str) -> bool:
         for start, ways in self._walks:
             if not name.startswith(start):
                 continue
-            for parts, whole in ways:
-                self._steps += len(name)
-                if self._steps > _MOST_STEPS:
-                    raise TooMuch
-                if _walk(parts, name, whole):
-                    return True
+            if any(self._along(parts, name, whole) for parts, whole in ways):
+                return True
         return False
+
+    def _along(self, parts: list[_Part], text: str, whole: bool) -> bool:
+        """Walk over a text once, with the set of all parts that may come next."""
+        end = len(parts)
+        states = _closed({0}, parts)
+        for character in text:
+            if not whole and end in states:
+                return True
+            self._steps += len(states)
+            if self._steps > _MOST_STEPS:
+                raise TooMuch
+            passed = set()
+            for state in states:
+                if state < end and parts[state][0](character):
+                    passed.add(state if parts[state][2] else state + 1)
+            if not passed:
+                return False
+            states = _closed(passed, parts)
+        return end in states

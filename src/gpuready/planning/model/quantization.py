@@ -27,6 +27,8 @@ KNOWN = (
     "quark",
 )
 
+_TOO_MUCH = "config.json has so many patterns in quantization_config that they cannot be matched"
+
 
 @dataclass(frozen=True)
 class Scheme:
@@ -90,8 +92,7 @@ class Quantized:
                 if names is None or any(names.cover(name) for name in _spellings(module.name)):
                     return scheme
         except patterns.TooMuch:
-            what = "config.json has so many patterns in quantization_config that they cannot be matched"
-            raise UnknownModel(what) from None
+            raise UnknownModel(_TOO_MUCH) from None
         return None
 
 
@@ -102,7 +103,10 @@ def _spellings(name: str) -> tuple[str, ...]:
 
 
 def _names(fields: Fields, wanted: Sequence[str]) -> patterns.Names:
-    found = patterns.Names(wanted)
+    try:
+        found = patterns.Names(wanted)
+    except patterns.TooMuch:
+        raise UnknownModel(_TOO_MUCH) from None
     for one in found.not_understood[:1]:
         fields.assume(f"the pattern {shown(one)} in quantization_config is not understood, taken as matching nothing")
     return found

@@ -7,7 +7,7 @@ without speculative tokens.
 from __future__ import annotations
 
 from gpuready.planning.model.facts import AttentionGroup
-from gpuready.planning.model.fields import Fields, UnknownModel
+from gpuready.planning.model.fields import Fields, UnknownModel, shown
 from gpuready.planning.model.modules import Module, linear, vector
 
 _ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -17,8 +17,9 @@ def _state_bytes(fields: Fields) -> int:
     """Bytes of one element of the state: what config.json asks for, else those of the model's own type."""
     wanted = fields.text("mamba_ssm_cache_dtype", "mamba_ssm_dtype")
     if wanted and wanted not in _ELEMENT_BYTES:
-        raise UnknownModel(f"config.json has the state dtype {wanted}, known are {', '.join(_ELEMENT_BYTES)}")
-    return _ELEMENT_BYTES[wanted or fields.text("dtype", "torch_dtype") or "bfloat16"]
+        raise UnknownModel(f"config.json has the state dtype {shown(wanted)}, known are {', '.join(_ELEMENT_BYTES)}")
+    # A type of the model itself that is not known is refused where the model's is read.
+    return _ELEMENT_BYTES.get(wanted or fields.text("dtype", "torch_dtype").removeprefix("torch."), 2)
 
 
 def _inner(fields: Fields) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from gpuready.planning.model.fields import Fields
+from gpuready.planning.model.fields import Fields, Missing
 from gpuready.planning.model.modules import Module, linear, vector
 
 
@@ -22,9 +22,10 @@ def modules(outer: Fields, hidden: int) -> list[Module] | None:
         return []
     name = inside.text("model_type") or outer.text("model_type")
     counter = _TOWERS.get(name) or _TOWERS.get(outer.text("model_type"))
-    if counter is None:
+    try:
+        return counter(outer, inside, hidden) if counter is not None else None
+    except Missing:
         return None
-    return counter(outer, inside, hidden)
 
 
 def tower(outer: Fields) -> tuple[int, int]:
@@ -98,8 +99,10 @@ def _gemma3(_: Fields, inside: Fields, hidden: int) -> list[Module]:
     return [*_siglip(inside), projector]
 
 
-def _llava(outer: Fields, inside: Fields, hidden: int) -> list[Module]:
+def _llava(outer: Fields, inside: Fields, hidden: int) -> list[Module] | None:
     """LLaVA: two linear layers from the encoder's width; LLaVA-NeXT has one vector for line ends beside them."""
+    if inside.text("model_type") not in ("clip_vision_model", "siglip_vision_model"):
+        return None
     width = inside.number("hidden_size")
     levels = outer.raw("vision_feature_layer")
     wide = width * (len(levels) if isinstance(levels, (list, tuple)) and 0 < len(levels) <= 64 else 1)
@@ -154,11 +157,11 @@ def _merger(name: str, wide: int, out: int, norm: int) -> list[Module]:
 
 def _qwen2(_: Fields, inside: Fields, hidden: int) -> list[Module]:
     """Qwen2-VL: vllm/model_executor/models/qwen2_vl.py."""
-    width, inter = inside.number("embed_dim"), round(inside.number("embed_dim") * 4)
+    width = inside.optional("embed_dim") or 1280
     merge = inside.optional("spatial_merge_size", most=64) or 2
     found = [_patch(inside, width, False)]
-    for index in range(inside.number("depth", most=256)):
-        found += _layer(f"visual.blocks.{index}", width, inter, True, True, False, 4 * width)
+    for index in range(inside.optional("depth", most=256) or 32):
+        found += _layer(f"visual.blocks.{index}", width, 4 * width, True, True, False, 4 * width)
     return [*found, *_merger("visual.merger", width * merge * merge, hidden, 2 * width)]
 
 
@@ -229,7 +232,7 @@ def _gemma4(_: Fields, inside: Fields, hidden: int) -> list[Module]:
     return found
 
 
-_TOWERS: Mapping[str, Callable[[Fields, Fields, int], list[Module]]] = {
+_TOWERS: Mapping[str, Callable[[Fields, Fields, int], list[Module] | None]] = {
     "gemma3": _gemma3,
     "gemma4": _gemma4,
     "gemma4_vision": _gemma4,
