@@ -39,25 +39,28 @@ def _schema(_: Call) -> Result:
 
 def _docs(call: Call) -> Result:
     _spec_room()
+    from gpuready.rendering import claims
     from gpuready.spec.docs import pages
 
-    folder, result = CHECKOUT / "docs" / "reference", Result()
-    for name, text in pages(CHECKOUT / "roles").items():
-        path = folder / name
+    docs, result = CHECKOUT / "docs", Result()
+    made = {docs / "reference" / name: text for name, text in pages(CHECKOUT / "roles").items()}
+    for path, text in {**made, docs / "claims.md": claims.page()}.items():
         before = path.read_text(encoding="utf-8") if path.exists() else ""
         if before != text:
             result.changed = True
             result.diff.append(Change(str(path.relative_to(CHECKOUT)), before, text))
             if not call.check:
-                folder.mkdir(parents=True, exist_ok=True)
+                path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text, encoding="utf-8")
     said = "would be written anew" if call.check else "are written anew"
-    result.summary = f"the pages of docs/reference {said if result.changed else 'are as they should be'}"
+    result.summary = (
+        f"the pages of docs/reference and docs/claims.md {said if result.changed else 'are as they should be'}"
+    )
     return result
 
 
 VERBS = {
     "check": Verb("check a declaration", _check, takes_input=True),
     "schema": Verb("print the JSON Schema of the shared variables", _schema),
-    "docs": Verb("write docs/reference from the definitions of all variables", _docs, changes=True),
+    "docs": Verb("write docs/reference and docs/claims.md from what they are made of", _docs, changes=True),
 }
