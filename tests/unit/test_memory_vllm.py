@@ -192,6 +192,29 @@ def test_recurrent_states_lengthen_the_blocks() -> None:
     assert found.run.prefix_caching is False
 
 
+@pytest.mark.parametrize(("tp", "dp", "requests"), [(8, 1, 20.43), (1, 8, 156.9 / 8)])
+def test_a_compressed_cache_holds_as_many_requests_as_reported(tp: int, dp: int, requests: float) -> None:
+    # DeepSeek-V4-Flash on 8 B200, vLLM 0.25.0: 20.43 requests of 1,048,576 tokens with TP 8, 156.9 on all with DP 8.
+    run = Run(
+        "vllm",
+        "0.25.0",
+        tp=tp,
+        dp=dp,
+        ep=8,
+        kv_dtype="fp8",
+        max_model_len=1_048_576,
+        max_num_seqs=256,
+        max_num_batched_tokens=8192,
+        memory_fraction=0.95,
+    )
+    card = devices.device("b200")
+    assert card is not None
+    found = estimate(known.facts("deepseek-ai/DeepSeek-V4-Flash-0731"), card, run)
+    assert found.kv_tokens.value / 1_048_576 == near(requests, 0.05)
+    # A block has pages of 22 layers, of 21 layers' indexers and of 20 layers that compress 128 tokens to one vector.
+    assert found.bytes_per_token == (22 * 37_440 + 21 * 8_640 + 20 * 1_728) / 256
+
+
 def test_the_fullest_pipeline_stage_decides() -> None:
     # The first stage has the embedding and 8 layers; the last one also samples, and has room for fewer blocks.
     found = campaign("meta-llama/Llama-3.1-8B-Instruct", pp=4)

@@ -13,13 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpuready.planning.memory import kv
+from gpuready.planning.memory import kv, vllm_compressed
 from gpuready.planning.memory.run import Run
 from gpuready.planning.memory.vllm_settings import Settings
 from gpuready.planning.model.facts import AttentionGroup, ModelFacts
 
 _STATE_BLOCK, _LATENT_STATE_BLOCK = 16, 64
 """Multiples of which a block must be that is made longer for a recurrent state."""
+_SPARSE_BYTES = 656
+"""512 numbers in 8 bits with 4 scales of 4 bytes, and 64 in 16 bits (backends/mla/flashmla_sparse.py, fp8_ds_mla)."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,8 @@ def pool(
     model: ModelFacts, run: Run, chosen: Settings, rules: Mapping[str, Any], held: Sequence[tuple[AttentionGroup, int]]
 ) -> Pool:
     """Return the pool of one pipeline stage, which holds that many layers of each group."""
+    if vllm_compressed.is_compressed(held):
+        return _compressed_pool(run, chosen, rules, held)
     layers, states = _layers(model, run, chosen, rules, held)
     kinds = {(one.kind, one.window) for one in layers}
     if len(kinds) > 1 or (rules["hybrid_groups"] and len({one.page_bytes for one in layers}) > 1 and states):
@@ -116,10 +120,34 @@ def pool(
         groups=tuple(layers),
         block_bytes=block_bytes,
         token_bytes=token_bytes / max(1, run.dcp),
-        steps=rules["in_flight_steps"] if run.pp == 1 else max(run.pp, 1),
+        steps=_steps(run, rules),
         batched_tokens=chosen.max_num_batched_tokens,
         split=max(1, run.dcp),
         states=states,
+    )
+
+
+def _steps(run: Run, rules: Mapping[str, Any]) -> int:
+    """Return the batches that may be under way at once (config/vllm.py, max_concurrent_batches)."""
+    return int(rules["in_flight_steps"]) if run.pp == 1 else run.pp
+
+
+def _compressed_pool(
+    run: Run, chosen: Settings, rules: Mapping[str, Any], held: Sequence[tuple[AttentionGroup, int]]
+) -> Pool:
+    made = vllm_compressed.layout(held)
+    groups = tuple(
+        Layers("sliding" if part.window else "full", part.window, part.layers, part.block_tokens, made.block_bytes)
+        for part in made.parts
+    )
+    return Pool(
+        groups=groups,
+        block_bytes=made.block_bytes,
+        token_bytes=made.token_bytes,
+        steps=_steps(run, rules),
+        batched_tokens=chosen.max_num_batched_tokens,
+        split=1,
+        states=0,
     )
 
 
@@ -145,13 +173,21 @@ def _layers(
         local = group.kind if group.kind in ("sliding", "chunked") else "full"
         allowed = rules["hybrid_groups"] and (local != "chunked" or rules["chunked_groups"])
         kind = local if allowed and not chosen.old_engine else "full"
-        page = int(block * kv.token_bytes(group, run.tp, element))
+        page = int(block * _token_bytes(group, run, element, rules))
         found.append(Layers(kind, group.window if kind != "full" else 0, count, block, page))
     if drafted and found:
         index = next((number for number, one in enumerate(found) if one.kind == "full"), len(found) - 1)
         found[index] = replace(found[index], count=found[index].count + drafted)
     tokens = run.draft.tokens if run.draft is not None else 0
     return found, ((2 if chosen.prefixes_kept else 1) + tokens if state else 0)
+
+
+def _token_bytes(group: AttentionGroup, run: Run, element: float, rules: Mapping[str, Any]) -> float:
+    """Return the bytes of one token in one layer; a sparse latent layer has an 8 bit form of its own."""
+    eight_bits = element == 1 or (run.kv_dtype is None and rules["sparse_in_eight_bits"])
+    if group.latent and group.indexer and eight_bits:
+        return _SPARSE_BYTES + group.indexer
+    return kv.token_bytes(group, run.tp, element)
 
 
 def _state_block(run: Run, element: float, state: int, held: Sequence[tuple[AttentionGroup, int]]) -> int:
