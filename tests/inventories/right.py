@@ -35,6 +35,7 @@ def _deployments(dice: random.Random, count: int) -> list[dict[str, Any]]:
         "prompt_tokens": {"p50": dice.randrange(1, 900), "p99": dice.randrange(900, 3000)},
         "output_tokens": {"p50": 1, "p99": dice.randrange(1, 500)},
         "concurrency": dice.choice([1, 8, 64, 100]),
+        "preemption_probability": dice.choice([0.01, "0.05", 0.0001, 0.5]),
     }
     one: dict[str, Any] = {
         "name": dice.choice(["chat", "a", "code-2", "x" * 32]),
@@ -55,10 +56,22 @@ def _deployments(dice: random.Random, count: int) -> list[dict[str, Any]]:
                 {"kv-cache-dtype": "fp8", "seed": 0, "chat-template": None},
             ]
         )
+    one |= {name: value for name, value in _wishes(dice).items() if dice.random() < 0.3}
     if count > 1 and dice.random() < 0.4:
         other = {**one, "name": "second", "model": "org/second", "gpus": dice.choice([1, [count - 1]])}
         return [{**one, "gpus": dice.choice([1, [0]])}, other]
     return [one]
+
+
+def _wishes(dice: random.Random) -> dict[str, Any]:
+    return {
+        "task": dice.choice(["generate", "embed", "rerank", "classify", None]),
+        "allow_lossy": dice.choice([True, False]),
+        "headroom_gib": dice.choice([0, 2, 1.5, "0.5", None]),
+        "draft": dice.choice([{"tokens": 3}, {"model": "org/small", "model_path": "/data/s", "tokens": "5"}, None]),
+        "lora": dice.choice([{"slots": 4}, {"slots": 1, "rank": 64}, None]),
+        "kv_offload_gib": dice.choice([0, 16, "0.5"]),
+    }
 
 
 def _knobs(dice: random.Random) -> dict[str, Any]:

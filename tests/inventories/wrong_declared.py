@@ -28,6 +28,8 @@ NUMBERS: dict[Path_, tuple[int, int]] = {
     (*LOAD, "prompt_tokens", "p50"): (1, 100_000_000),
     (*LOAD, "output_tokens", "p99"): (1, 100_000_000),
     (*LOAD, "concurrency"): (1, 100_000),
+    (*ONE, "draft", "tokens"): (1, 32),
+    (*ONE, "lora", "slots"): (1, 256),
     ("gpuready_expect", "cpu_cores"): (1, 1_000_000),
     ("gpuready_expect", "nvswitch_count"): (1, 1_000_000),
 }
@@ -38,7 +40,14 @@ TEXTS: tuple[Path_, ...] = (
     (*ONE, "model"),
     (*ONE, "model_path"),
 )
-MAPPINGS: tuple[Path_, ...] = (LOAD, (*LOAD, "prompt_tokens"), ("gpuready_expect",), (*ONE, "flags"))
+MAPPINGS: tuple[Path_, ...] = (
+    LOAD, (*LOAD, "prompt_tokens"), ("gpuready_expect",), (*ONE, "flags"), (*ONE, "draft"), (*ONE, "lora"),
+)  # fmt: skip
+DECIMALS: dict[Path_, tuple[float, float]] = {
+    (*LOAD, "preemption_probability"): (0.0001, 0.5),
+    (*ONE, "headroom_gib"): (0, 512),
+    (*ONE, "kv_offload_gib"): (0, 16384),
+}
 
 
 def wrong(kind: str, path: Path_, value: Any, *says: str, **more: Any) -> Case:
@@ -70,6 +79,16 @@ def types(dice: random.Random) -> Iterator[Case]:
         yield wrong(
             "digits with something around them", path, dice.choice(["8 ", " 8", "+8", "8.", "8e0", "1_0"]), wanted
         )
+    for path in DECIMALS:
+        for no_number in ("much", "8 GiB", True, [1], ""):
+            yield wrong("no number", path, no_number, "is refused", "allowed is a number in decimal digits")
+    for answer in ("yes", 1, "true", [True]):
+        path = (*ONE, "allow_lossy")
+        yield wrong("no answer to a question of yes or no", path, answer, "is refused", "allowed are true and false")
+    for gpu in ([0], "first", None, True):
+        text = as_yaml(changed((*ONE, "gpus"), {"shared": gpu}))
+        says = ("is refused", "allowed is a whole number")
+        yield Case("no GPU to share", spelled((*ONE, "gpus", "shared")), says, text)
     for path in TEXTS:
         yield wrong("a number for a text", path, dice.choice([7, 12.8]), "is refused", "YAML reads it as a number")
         yield spelled_wrong(
@@ -104,6 +123,17 @@ def ranges(dice: random.Random) -> Iterator[Case]:
             "above the range", path, value := high + dice.choice([1, 10**7]), f"= {value} is refused", str(high)
         )
         yield wrong("a huge number", path, 10**30, "= 1000000000000000000000000000000 is refused", f"up to {high}")
+    for path, bounds in DECIMALS.items():
+        yield wrong("below the range", path, -0.5, "= -0.5 is refused", f"from {bounds[0]}")
+        yield wrong("above the range", path, bounds[1] + 0.25, "is refused", f"up to {bounds[1]}")
+        for text in (".inf", "-.inf", ".nan", "'1e400'"):
+            yield spelled_wrong("infinite, or not a number", path, text, "is refused", "a number in decimal digits")
+    for gpu in (-1, 16, 10**30):
+        path = (*ONE, "gpus", "shared")
+        text = as_yaml(changed((*ONE, "gpus"), {"shared": gpu}))
+        yield Case("an index beyond the range", spelled(path), (f"= {gpu} is refused",), text)
+    for rank in (0, 7, 1024):
+        yield wrong("no rank of an adapter", (*ONE, "lora"), {"slots": 1, "rank": rank}, "lora.rank", "320 or 512")
     for path in list(NUMBERS)[2:5]:
         for text, shown in (
             (".inf", "inf"),
@@ -130,6 +160,9 @@ def keys(dice: random.Random) -> Iterator[Case]:
         (*LOAD, "concurency"): "concurrency",
         (*LOAD, "prompt_tokens", "p95"): "p99",
         ("gpuready_expect", "nvme_cnt"): "nvme_count",
+        (*LOAD, "preemption_probabilty"): "preemption_probability",
+        (*ONE, "headroom"): "headroom_gib",
+        (*ONE, "kv_offload"): "kv_offload_gib",
     }
     for path, meant in near.items():
         yield wrong("a misspelled key", path, 5, "no such", f"did you mean {meant}?")
@@ -189,6 +222,23 @@ def contradictions(dice: random.Random) -> Iterator[Case]:
     yield Case("one name twice", "gpuready_deployments[1].name", ("'chat'", "has the same name"), two(name="chat"))
     yield Case("one model twice", "gpuready_deployments[1].model", ("has the same model",), two(model="org/llama"))
     chat = "deployment chat, gpus"
+    for unset, half in (("model_path", {"model": "org/small"}), ("model", {"model_path": "/data/small"})):
+        says = (f"{unset} is not", "set both, or neither")
+        yield wrong("a draft by half", (*ONE, "draft"), {"tokens": 3, **half}, *says)
+    claims = {"shared": 0, "mig": "3g.40gb"}
+    yield wrong("a slice and a part at once", (*ONE, "gpus"), claims, "is refused", "{shared: 0} or {mig: 3g.40gb")
+    shared = as_yaml(changed((*ONE, "gpus"), {"shared": 0}))
+    yield Case("a part of a GPU where none is served", f"{chat} = ", ("parts of a GPU are not served yet",), shared)
+    said: dict[str, tuple[Any, str]] = {
+        "draft": ({"tokens": 3}, "speculative-config"),
+        "lora": ({"slots": 2}, "max-loras"),
+        "task": ("embed", "convert"),
+        "kv_offload_gib": (8, "kv-offloading-size"),
+    }
+    for name, (value, flag) in said.items():
+        text = as_yaml(changed((*ONE, "flags"), {flag: "x"}, changed((*ONE, name), value)))
+        says = (f"flags.{flag} and {name} say the same", "keep one of them")
+        yield Case("a flag that a field says already", "deployment chat", says, text)
     yield Case(
         "a GPU named twice", f"{chat} = [3, 3]", ("a GPU is named twice",), as_yaml(changed((*ONE, "gpus"), [3, 3]))
     )
@@ -229,6 +279,7 @@ def contradictions(dice: random.Random) -> Iterator[Case]:
         )
     yield wrong("an unknown engine", (*ONE, "engine"), "vlm", "'vlm'", "'vllm', 'sglang' or 'tensorrt_llm'")
     yield wrong("an unknown engine", (*ONE, "engine"), "VLLM", "'VLLM'", "'vllm', 'sglang' or 'tensorrt_llm'")
+    yield wrong("an unknown task", (*ONE, "task"), "chat", "'chat'", "'generate', 'embed', 'rerank' or 'classify'")
     yield wrong("an unknown stack", ("gpuready_stack",), "cu182", "no such stack", "did you mean cu128?")
     yield wrong(
         "an unknown card", ("gpuready_gpu_model",), "h100-80gb-smx", "no such GPU", "did you mean h100-80gb-sxm?"

@@ -93,7 +93,7 @@ def in_deployment(**change: Any) -> dict[str, Any]:
     [
         ({"name": "Chat One"}, "allowed are 1 to 32 lower case letters, digits and dashes, a letter first"),
         ({"engine": "vlm"}, "'vlm' is refused: allowed are 'vllm', 'sglang' or 'tensorrt_llm'"),
-        ({"gpus": "all"}, "allowed are a number of GPUs (4), a list of their indices ([0, 1]) or {mig:"),
+        ({"gpus": "all"}, "allowed are a number of GPUs (4), a list of their indices ([0, 1]), {shared: 0} or"),
         ({"gpus": 0}, "gpuready_deployments[0].gpus = 0 is refused"),
         ({"model_path": "data/m"}, "allowed is an absolute path"),
         ({"wrokload": {}}, "gpuready_deployments[0].wrokload: no such key; did you mean workload?"),

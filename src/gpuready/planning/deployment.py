@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from gpuready.outcome import Failure
+from gpuready.planning.features import feature_flags
 from gpuready.planning.flags import as_yaml, split
 from gpuready.planning.memory.budget import UTILIZATION, Budget, budget, kv_bytes_per_token_per_gpu
 from gpuready.planning.model.facts import ModelFacts
@@ -134,12 +135,14 @@ def plan_deployment(
         }
     engine = stack["engines"][declared["engine"]]
     extra = {name: value for name, value in engine.get("settings", {}).items() if name not in flags}
+    features, refused = feature_flags(where, declared, engine["version"], flags)
+    failures += refused
     return {
         "name": declared["name"],
         "model": declared["model"],
         "engine": declared["engine"],
         "settings": settings,
-        "flags": as_yaml({**extra, **flags}),
+        "flags": as_yaml({**extra, **features, **flags}),
         "environment": dict(engine.get("environment", {})),
         "cuda_home": stack["host"]["cuda"]["home"],
         "start_seconds": start_seconds(model),

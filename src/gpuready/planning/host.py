@@ -26,7 +26,7 @@ def needs_of(spec: Mapping[str, Any] | None, stack: Mapping[str, Any] | None) ->
     return {
         "paths": list(PATHS),
         "targets": list(surroundings.TARGETS),
-        "models": [one["model_path"] for one in deployments if one["model_path"]],
+        "models": [path for one in deployments for path, _ in preflight.model_paths(one)],
         "packages": packages,
         # The distribution's archive is added by the stage itself; other sources must be there already.
         "offered": packages if stack and stack["host"]["cuda"]["source"] == "configured" else [],

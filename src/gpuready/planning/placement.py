@@ -15,6 +15,10 @@ def _ask(host: str, deployment: Mapping[str, Any], count: int, failures: list[Fa
     """Return the GPUs that a deployment names, or how many it wants; note what cannot be."""
     gpus = deployment["gpus"]
     where = f"host {host}, deployment {deployment['name']}, gpus = {gpus}"
+    if isinstance(gpus, Mapping) and "shared" in gpus:
+        what = f"{where}: parts of a GPU are not served yet"
+        failures.append(Failure("plan.shared", what, "", "name whole GPUs: 4 or [0, 1, 2, 3]"))
+        return 0
     if isinstance(gpus, Mapping):
         failures.append(
             Failure(

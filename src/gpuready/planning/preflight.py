@@ -223,14 +223,23 @@ def repository_failures(host: str, facts: Mapping[str, Any]) -> list[Failure]:
     ]
 
 
+def model_paths(deployment: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the folders of models that a deployment names, each with the key that names it."""
+    named = {
+        "model_path": deployment["model_path"],
+        "draft.model_path": (deployment.get("draft") or {}).get("model_path"),
+    }
+    return [(path, key) for key, path in named.items() if path]
+
+
 def model_failures(host: str, deployments: Iterable[Mapping[str, Any]], facts: Mapping[str, Any]) -> list[Failure]:
     """Return what is wrong with the folders of the models, with the deployment that names each."""
     failures = []
-    for deployment in deployments:
-        read = facts["models"].get(deployment["model_path"])
+    for deployment, path, key in ((one, *named) for one in deployments for named in model_paths(one)):
+        read = facts["models"].get(path)
         if read is None:
             continue
-        where = f"host {host}, deployment {deployment['name']}, model_path = {deployment['model_path']}"
+        where = f"host {host}, deployment {deployment['name']}, {key} = {path}"
         failures += [
             Failure(one["code"], f"{where}: {one['what']}", one["why"], one["fix"]) for one in read["failures"]
         ]

@@ -123,12 +123,12 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 def _known_at(path: Path) -> list[str]:
     """Return the keys that are known at a place of the declaration."""
-    model: type[BaseModel] | None = HostSpec
+    models: list[type[BaseModel]] = [HostSpec]
     for part in path:
-        field = model.model_fields.get(part) if model and isinstance(part, str) else None
-        if field is not None:
-            model = next(_models_in(field.annotation), None)
-    return list(model.model_fields) if model else []
+        if isinstance(part, str):
+            fields = [model.model_fields[part] for model in models if part in model.model_fields]
+            models = [below for field in fields for below in _models_in(field.annotation)]
+    return [name for model in models for name in model.model_fields]
 
 
 _ALLOWED = {
@@ -138,7 +138,7 @@ _ALLOWED = {
     "list_type": "allowed is a list",
     "dict_type": "allowed is a mapping",
     "union_tag_not_found": (
-        "allowed are a number of GPUs (4), a list of their indices ([0, 1]) or {mig: 3g.40gb, count: 1}"
+        "allowed are a number of GPUs (4), a list of their indices ([0, 1]), {shared: 0} or {mig: 3g.40gb, count: 1}"
     ),
     "string_too_short": "allowed is a text that is not empty",
 }

@@ -127,7 +127,7 @@ def _properties(prefix: str, schema: Mapping[str, Any], known: Mapping[str, Any]
     for name, field in schema["properties"].items():
         path = f"{prefix}{name}"
         default = "required" if name in schema.get("required", []) else _default(field)
-        kinds = [_kind(one) for one in _alternatives(field)]
+        kinds = dict.fromkeys(_kind(one) for one in _alternatives(field))
         allowed = " or ".join(words for one in _alternatives(field) if (words := _limits(one)))
         yield f"`{path}`", " or ".join(kinds), default, allowed, _prose(field.get("description", ""))
         for one in _alternatives(field):
@@ -150,7 +150,7 @@ def _kind(field: Mapping[str, Any]) -> str:
     if field.get("type") == "array":
         items = field["items"]
         return "list of mappings" if "$ref" in items else f"list of {_kind(items)}s"
-    names = {"string": "text", "integer": "number", "boolean": "true or false"}
+    names = {"string": "text", "integer": "number", "number": "decimal number", "boolean": "true or false"}
     return names.get(str(field.get("type")), "mapping")
 
 

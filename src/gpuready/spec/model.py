@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from gpuready.spec.values import whole
+from gpuready.spec.values import number, whole
 
 MOST_GPUS = 16
 
@@ -32,6 +32,13 @@ def _whole(value: object) -> int:
     if number is None:
         raise ValueError("allowed is a whole number in decimal digits")
     return number
+
+
+def _decimal(value: object) -> float:
+    found = number(value)
+    if found is None:
+        raise ValueError("allowed is a number in decimal digits")
+    return found
 
 
 def _truth(value: object) -> bool:
@@ -61,12 +68,14 @@ class Form:
 
 
 def _gpus_kind(value: object) -> str | None:
-    if isinstance(value, (dict, MigClaim)):
-        return "mig"
+    if isinstance(value, (dict, MigClaim, SharedClaim)):
+        keys = value if isinstance(value, dict) else type(value).model_fields
+        return None if "mig" in keys and "shared" in keys else "shared" if "shared" in keys else "mig"
     return "list" if isinstance(value, list) else "count" if whole(value) is not None else None
 
 
 WHOLE = BeforeValidator(_whole)
+DECIMAL = BeforeValidator(_decimal)
 Truth = Annotated[bool, BeforeValidator(_truth)]
 Tokens = Annotated[int, Field(ge=1, le=100_000_000), WHOLE]
 Count = Annotated[int, Field(ge=1, le=MOST_GPUS), WHOLE]
@@ -120,6 +129,11 @@ class Workload(_Declared):
     concurrency: Annotated[int, Field(ge=1, le=100_000), WHOLE] = Field(
         description="Requests in flight at once, at the busiest time."
     )
+    preemption_probability: Annotated[float, Field(ge=0.0001, le=0.5), DECIMAL] = Field(
+        default=0.01,
+        description="How likely it may be, at that time, that the KV cache is too small and a request waits or is "
+        "computed again.",
+    )
 
 
 class MigClaim(_Declared):
@@ -131,12 +145,47 @@ class MigClaim(_Declared):
     count: Annotated[int, Field(ge=1, le=7 * MOST_GPUS), WHOLE] = Field(default=1, description="Number of slices.")
 
 
+class SharedClaim(_Declared):
+    """A claim on a part of one GPU."""
+
+    shared: Index = Field(description="GPU of which it gets a part, beside the other deployments that claim one of it.")
+
+
 Gpus = Annotated[
     Annotated[Count, Tag("count")]
     | Annotated[list[Index], Field(min_length=1, max_length=MOST_GPUS), Tag("list")]
-    | Annotated[MigClaim, Tag("mig")],
+    | Annotated[MigClaim, Tag("mig")]
+    | Annotated[SharedClaim, Tag("shared")],
     Discriminator(_gpus_kind),
 ]
+
+
+class Draft(_Declared):
+    """Speculative decoding: what drafts, and how far."""
+
+    model: ModelId | None = Field(
+        default=None, description="Id of the model that drafts; not set: the layers for it that the checkpoint brings."
+    )
+    model_path: AbsolutePath | None = Field(
+        default=None, description="Folder on the server that holds the drafting model's files."
+    )
+    tokens: Annotated[int, Field(ge=1, le=32), WHOLE] = Field(description="Tokens that are drafted at once.")
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Draft:
+        if (self.model is None) != (self.model_path is None):
+            unset, other = ("model", "model_path") if self.model is None else ("model_path", "model")
+            raise ValueError(f"{other} is set and {unset} is not; set both, or neither for the checkpoint's own layers")
+        return self
+
+
+class Lora(_Declared):
+    """Room for adapters beside the model."""
+
+    slots: Annotated[int, Field(ge=1, le=256), WHOLE] = Field(description="Adapters that one batch may use.")
+    rank: Annotated[Literal[8, 16, 32, 64, 128, 256, 320, 512], WHOLE] = Field(
+        default=16, description="Greatest rank of an adapter."
+    )
 
 
 class Deployment(_Declared):
@@ -151,8 +200,29 @@ class Deployment(_Declared):
         default=None, description="Folder on the server that holds the model's files."
     )
     engine: Literal["vllm", "sglang", "tensorrt_llm"] = Field(description="Inference engine.")
-    gpus: Gpus = Field(description="How many GPUs (4), which ones ([0, 1]), or MIG slices ({mig: 3g.40gb, count: 1}).")
+    gpus: Gpus = Field(
+        description="How many GPUs (4), which ones ([0, 1]), a part of one ({shared: 0}), or MIG slices "
+        "({mig: 3g.40gb, count: 1})."
+    )
     workload: Workload = Field(description="What it has to serve; all memory settings follow from it.")
+    task: Literal["generate", "embed", "rerank", "classify"] | None = Field(
+        default=None, description="What it is asked for; not set: what the model is made for."
+    )
+    allow_lossy: Truth = Field(
+        default=False,
+        description="The planner may choose what can change answers: weights quantized while loading, 8 bit KV.",
+    )
+    headroom_gib: Annotated[float, Field(ge=0, le=512), DECIMAL] | None = Field(
+        default=None,
+        description="Memory of every GPU that is left to nobody, in GiB; not set: what the engine's version needs.",
+    )
+    draft: Draft | None = Field(default=None, description="Speculative decoding.")
+    lora: Lora | None = Field(
+        default=None, description="LoRA adapters beside the model; flags.lora-modules names and loads them."
+    )
+    kv_offload_gib: Annotated[float, Field(ge=0, le=16384), DECIMAL] = Field(
+        default=0, description="RAM of each replica, in GiB, for the KV cache of what no longer fits on its GPUs."
+    )
     flags: dict[FlagName, Any] = Field(
         default_factory=dict, description="Engine flags in the engine's own spelling; they win over the plan."
     )

@@ -10,6 +10,7 @@ from gpuready.outcome import mask
 SHOWN = 80
 """Characters of a value that a sentence shows."""
 _DIGITS = re.compile(r"-?[0-9]{1,18}")
+_DECIMAL = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,18})?")
 
 
 class Secret(str):
@@ -76,6 +77,15 @@ def whole(value: object) -> int | None:
     if isinstance(value, str):
         return int(value) if _DIGITS.fullmatch(value) else None
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def number(value: object) -> float | None:
+    """Return a finite number, also one that `-e` made a text; None for all else, such as true, .nan and '8 GiB'."""
+    if isinstance(value, str):
+        return float(value) if _DECIMAL.fullmatch(value) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -1e18 < value < 1e18:
+        return None
+    return float(value)
 
 
 def allowed(words: str) -> str:
