@@ -54,7 +54,7 @@ FOLLOWS: dict[str, Callable[[dict[str, float]], bool]] = {
     "defaults-fail": lambda f: 0 < f["lost_gib"] < f["kv_1024_gib"],
     "requests-on-a100-40gb": lambda f: f["paged"] >= 200 and f["reserved_at_4096"] < 120,
     "requests-on-t4": lambda f: f["paged"] >= 60,
-    "kv-at-most-half": lambda f: f["share_percent"] > 50 and f["lost_tokens"] > 0,
+    "kv-at-most-half": lambda f: f["share_percent"] > 50 and f["lost_thousand"] > 0,
     "seven-on-a100-40gb": lambda f: 13 < f["weights_gb"] < 14 and f["kv_gb"] > 13 and f["free_gb"] < 10,
     "four-bits-double-concurrency": lambda f: 1 < f["times"] < 2 and f["weights_gb"] < 5,
     "four-bits-save-75": lambda f: f["saved_7b_percent"] < f["saved_70b_percent"] < 75,

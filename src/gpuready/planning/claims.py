@@ -185,7 +185,7 @@ def max_num_seqs() -> Figures:
 def requests_on_a100_40gb() -> Figures:
     """Return how many requests of 1,024 + 512 tokens the KV cache of a Qwen2.5-7B on an A100 40GB holds."""
     tokens = _served(known.facts(_QWEN), "a100-40gb").kv_tokens.value
-    return {"kv_tokens": tokens, "paged": tokens // _REQUEST, "reserved_at_4096": tokens // 4096}
+    return {"thousand": tokens / 1000, "paged": tokens // _REQUEST, "reserved_at_4096": tokens // 4096}
 
 
 def requests_on_t4() -> Figures:
@@ -200,7 +200,6 @@ def thirteen_on_v100s() -> Figures:
     return {
         "weights_gib": found.weights.value,
         "kv_gib": found.kv.value,
-        "kv_tokens": found.kv_tokens.value,
         "requests_of_1536": found.kv_tokens.value // _REQUEST,
     }
 
@@ -256,7 +255,7 @@ def kv_share() -> Figures:
     """Return the KV cache's part of the card for an 8B on an H100, and the tokens that a cap of 50 % would give up."""
     found = _served(known.facts(_LLAMA), "h100")
     share = found.kv.value / found.total_gib
-    return {"share_percent": share * 100, "lost_tokens": found.kv_tokens.value * (1 - 0.5 / share)}
+    return {"share_percent": share * 100, "lost_thousand": found.kv_tokens.value * (1 - 0.5 / share) / 1000}
 
 
 def seven_on_a100_40gb() -> Figures:
