@@ -15,6 +15,7 @@ from gpuready.planning import backtest
 
 RUNS = json.loads((Path(__file__).parent / "data" / "measured_runs.json").read_text())
 RESULT = backtest.run(RUNS)
+OUTCOMES = {record["id"]: record["outcome"] for record in RUNS}
 JUDGED = [row for row in RESULT["records"] if row["judged"]]
 DENSE = [row for row in JUDGED if row["family"].startswith("dense") and row["engine"] == "vllm"]
 DENSE_16BIT = [row for row in DENSE if row["family"] == "dense_16bit"]
@@ -81,6 +82,15 @@ def test_kv_cache_of_other_models_and_engines() -> None:
 
 def test_nine_of_ten_true_values_lie_in_narrow_bands_of_dense_models() -> None:
     assert inside(DENSE, 5) >= 0.9
+
+
+def test_nine_of_ten_true_values_lie_in_narrow_bands_of_other_models_and_engines() -> None:
+    assert inside(OTHERS, 15) >= 0.9
+
+
+def test_every_start_and_every_failure_is_told_right() -> None:
+    assert [row["id"] for row in JUDGED if row["error"]["fits_right"] is False] == []
+    assert {OUTCOMES[row["id"]] for row in JUDGED} >= {"ok", "ok_memory_then_failed", "fail_no_kv"}
 
 
 @pytest.mark.parametrize("by", ["by_source", "by_repository"])

@@ -238,3 +238,13 @@ def test_constants_of_the_catalog_are_what_the_recorded_runs_make_of_them() -> N
         digits = len(str(entry["value"]).partition(".")[2])
         assert round(fit["value"], digits) == entry["value"], entry["source"]
         assert entry["low"] <= entry["value"] <= entry["high"], entry["source"]
+
+
+def test_a_length_that_is_not_said_widens_the_band_where_the_tokens_follow_from_it() -> None:
+    hybrid = {**LLAMA, "engine": "vllm", "engine_version": "0.21.0", "model": "openai/gpt-oss-20b"}
+    unsaid, said = backtest.run([hybrid, {**hybrid, "max_model_len": 131_072}])["records"]
+    assert unsaid["predicted"] == said["predicted"]
+    assert unsaid["band"]["kv_tokens"][0] < said["band"]["kv_tokens"][0]
+    dense = {**hybrid, "model": LLAMA["model"]}
+    unsaid, said = backtest.run([dense, {**dense, "max_model_len": 131_072}])["records"]
+    assert unsaid["band"] == said["band"]

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpuready.planning import calibration
 from gpuready.planning.memory.estimate import ENGINES
-from gpuready.planning.memory.run import GIB, Estimate
+from gpuready.planning.memory.run import GIB, Estimate, Range
 from gpuready.planning.memory.versions import ConstantSet
 from gpuready.planning.records import ENGINES as ENGINE_NAMES
 from gpuready.planning.records import Case, NotJudged, read, text
@@ -26,6 +26,8 @@ _PRINTED_GIB = 0.005
 """Engines print GiB with two decimals."""
 _BETWEEN_GPUS = 0.005
 """By how much the KV caches of one run's GPUs may differ, as a part."""
+_SHORTER = 2
+"""How many times shorter than the model's a length is taken that a record does not say, at the most."""
 _DIGITS = 5
 
 
@@ -126,7 +128,14 @@ def run(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 def judge(case: Case, constants: ConstantSet | None = None) -> Judgement:
     """Return what is predicted of one case, with its own constants or with others."""
-    estimate = ENGINES[case.engine].estimate(case.model, case.device, case.run, constants or case.constants)
+    constants = constants or case.constants
+    estimate = ENGINES[case.engine].estimate(case.model, case.device, case.run, constants)
+    if case.engine == "vllm" and case.family == "hybrid" and case.run.max_model_len is None:
+        # The tokens that it prints for these follow from the length, which may have been shorter than the model's.
+        shorter = replace(case.run, max_model_len=max(1, case.model.context_tokens // _SHORTER))
+        other = ENGINES[case.engine].estimate(case.model, case.device, shorter, constants).kv_tokens
+        low, high = min(estimate.kv_tokens.low, other.low), max(estimate.kv_tokens.high, other.high)
+        estimate = replace(estimate, kv_tokens=Range(estimate.kv_tokens.value, low, high))
     tokens = estimate.kv_tokens.value
     per_token = estimate.kv.value * GIB / tokens if tokens > 0 else estimate.bytes_per_token
     predicted = {
