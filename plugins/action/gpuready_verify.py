@@ -20,7 +20,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 SUITE = CHECKOUT / "tests" / "verify"
 PACKAGE = "tests.verify.probe"
 # In the order in which they need each other.
-MODULES = ("reading", "host", "serving", "snapshot")
+MODULES = ("reading", "host", "caches", "serving", "snapshot")
 # Sent on standard input, so that nothing is written on the server.
 LOADER = """\
 import sys, types

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -70,7 +71,7 @@ def chat(machine: Machine) -> dict[str, Any]:
     return reply
 
 
-def wait_until_serving(machine: Machine, former_pid: str) -> None:
+def wait_until_serving(machine: Machine, former_pid: str = "none") -> None:
     """Wait until another process than the former one is ready."""
     limit = time.monotonic() + START_SECONDS
     while time.monotonic() < limit:
@@ -135,6 +136,44 @@ def test_ready_is_a_token_and_a_memory_baseline(finished: Machine) -> None:
     assert ready["host_resident_bytes"] > 200 * 1024**2
     assert ready["seconds_to_first_token"] > 0
     assert ready["release"] == 1
+
+
+def test_the_engines_own_figures_are_read_and_recorded(finished: Machine) -> None:
+    ready = json.loads(say(finished, "cat /run/gpuready/chat.0/ready.json"))
+    assert ready["engine"] == {
+        "source": "/metrics",
+        "kv_tokens": 131072,
+        "blocks": 1024,
+        "block_tokens": 128,
+        "kv_dtype": "auto",
+        "kv_bytes_set": 67108864,
+    }
+    assert ready["engine_unread"] is None
+    assert [gpu["uuid"] for gpu in ready["gpus"]] == ready["gpu_uuids"]
+    proof = json.loads(say(finished, "cat /var/lib/gpuready/releases/chat/1/verified.json"))
+    assert proof["replicas"]["0"]["engine"] == ready["engine"]
+
+
+MEASURED = "was given 64.0 MiB, 131,072 tokens; the engine has 64.0 MiB, 131,072 (+0.0 %)"
+
+
+def test_status_shows_planned_beside_measured(finished: Machine) -> None:
+    lines = say(finished, "gpuready deployment status").splitlines()
+    assert lines[0].startswith("chat.0: active (running), release 1")
+    assert lines[1].startswith("  chat.0: planned ")
+    assert "tokens for the card, which the simulation cannot measure; its stand-in on the CPU was given" in lines[1]
+    assert lines[1].endswith(MEASURED)
+    cache = replicas(finished)["chat.0"]["kv_cache"]
+    assert (cache["planned"]["kv_tokens"], cache["measured"]["kv_tokens"]) == (131072, 131072)
+    assert cache["planned_for_card"]["kv_tokens"] > 100_000_000
+    assert cache["within_band"] is True
+
+
+def test_a_run_shows_planned_beside_measured_and_changes_nothing(finished: Machine, play: Callable[..., Any]) -> None:
+    for more in ((), ("--check", "--diff")):
+        played = play(finished, "playbooks/serving.yml", None, *more)
+        assert played.recap["h100-sg-01"]["changed"] == 0
+        assert re.search(r"note: chat: planned .*" + re.escape(MEASURED), played.stdout), played.stdout
 
 
 def test_only_what_was_proved_is_recorded(finished: Machine) -> None:
@@ -221,6 +260,32 @@ def own_playbooks() -> list[int]:
             if b"ansible-playbook" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(pid)
     return found
+
+
+def test_a_wrong_figure_of_the_plan_is_said(finished_clone: Machine) -> None:
+    machine = finished_clone
+    wait_until_serving(machine)
+    plan = "/var/lib/gpuready/releases/chat/1/plan.json"
+    machine.ssh(f"""sed -i 's/"bytes_per_token": 512[.0]*/"bytes_per_token": 600/' {plan}""")
+    said = say(machine, "gpuready deployment status")
+    assert "was given 64.0 MiB, 111,848 tokens" in said
+    assert "131,072 (+17.2 %), outside the 111,721 to 111,848 that follow from its bytes: kv-cache" in said
+    assert replicas(machine)["chat.0"]["kv_cache"]["within_band"] is False
+
+
+@pytest.mark.long
+def test_figures_that_cannot_be_read_keep_no_engine_from_serving(finished_clone: Machine) -> None:
+    machine = finished_clone
+    wait_until_serving(machine)
+    # An engine that has no such page: vLLM answers 404 without its statistics.
+    machine.ssh(
+        "sed -i 's/^disable-log-stats.*//; $ a disable-log-stats: true' /var/lib/gpuready/releases/chat/1/serve.yaml"
+    )
+    machine.ssh(f"systemctl restart {UNIT}", timeout=START_SECONDS)
+    assert shown(machine, "ActiveState") == "active"
+    assert "what the engine has could not be read (http://127.0.0.1:18100/metrics" in say(
+        machine, "gpuready deployment status"
+    )
 
 
 @pytest.mark.long

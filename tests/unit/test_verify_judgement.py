@@ -207,3 +207,49 @@ def test_a_gateway_before_busy_engines_is_not_judged(
 ) -> None:
     said = said_by(test_gateway.test_the_gateway_generates, answering(straight, through))
     assert said.startswith(words) if words else said == ""
+
+
+# ------------------------------------------------------------------------------------------------ KV caches
+
+BAND = {"value": 476016.0, "low": 473000.0, "high": 479000.0}
+
+
+def with_cache(has: dict[str, int], **planned: Any) -> Server:
+    numbers = {"tokens": BAND, "blocks": 29751, "bytes": None, "bytes_per_token": None, **planned}
+    return Server("h", {"plan": {}, "host": {}, "topics": {"caches": {"chat.0": {"planned": numbers, "has": has}}}})
+
+
+@pytest.mark.parametrize(
+    "has",
+    [
+        {"tokens": 474304},
+        {"tokens": 473000, "blocks": 1, "block_tokens": 16},
+        {"blocks": 29644, "block_tokens": 16},
+    ],
+)
+def test_a_kv_cache_in_the_plans_band_is_good(has: dict[str, int]) -> None:
+    assert said_by(audit.test_engines_have_the_planned_kv_cache, with_cache(has)) == ""
+
+
+@pytest.mark.parametrize(
+    ("has", "tokens"), [({"tokens": 418000}, "418,000"), ({"blocks": 31000, "block_tokens": 16}, "496,000")]
+)
+def test_a_kv_cache_outside_it_is_said(has: dict[str, int], tokens: str) -> None:
+    said = said_by(audit.test_engines_have_the_planned_kv_cache, with_cache(has))
+    assert said.startswith(f"host h: chat.0 has a KV cache of {tokens} tokens instead of 473,000 to 479,000, expected")
+
+
+def test_a_stand_ins_kv_cache_follows_from_its_bytes() -> None:
+    given = {"bytes": 67108864, "bytes_per_token": 512}
+    good = with_cache({"tokens": 102400, "blocks": 1024, "block_tokens": 128}, **given)
+    assert said_by(audit.test_engines_have_the_planned_kv_cache, good) == ""
+    less = with_cache({"tokens": 102400, "blocks": 1023, "block_tokens": 128}, **given)
+    said = said_by(audit.test_engines_have_the_planned_kv_cache, less)
+    assert "chat.0 has a KV cache of 130,944 tokens instead of 130,945 to 131,072" in said
+
+
+def test_an_unknown_kv_cache_is_not_judged() -> None:
+    silent = said_by(audit.test_engines_have_the_planned_kv_cache, with_cache({}))
+    assert silent == "skipped: not judged: the KV cache of chat.0 (its engine does not tell it) on h"
+    bare = said_by(audit.test_engines_have_the_planned_kv_cache, with_cache({"tokens": 1}, tokens={"value": 476016}))
+    assert bare == "skipped: not judged: the KV cache of chat.0 (its plan gives no band) on h"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.verify.probe import host, reading, serving, snapshot
+from tests.verify.probe import caches, host, reading, serving, snapshot
 
 RECORD = {"plan": {"host": {"cuda": {"packages": []}}, "engines": []}, "host": {}}
 
@@ -103,3 +103,26 @@ def test_an_engine_that_hangs_is_told_from_one_that_is_busy(
     monkeypatch.setattr(serving, "text_of", lambda _: next(answers))
     monkeypatch.setattr(serving, "ask", lambda *_: (None, reading.SILENT))
     assert serving.ask_engine(18100, "m")["busy"] is busy
+
+
+def test_the_probe_reads_engines_kv_caches_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = (Path(__file__).parent / "data/engines/vllm-0.32.0-cpu.metrics").read_text()
+    assert caches.of_vllm(recorded) == {"tokens": 131072, "blocks": 1024, "block_tokens": 128}
+    older = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0'
+    assert caches.of_vllm(older) == {"block_tokens": 16}
+    state = '{"internal_states": [{"memory_usage": {"token_capacity": 9}}, {"memory_usage": {"token_capacity": 8}}]}'
+    assert caches.of_sglang(state) == {"tokens": 8}
+    assert caches.of_sglang("<html>") == caches.of_sglang('{"internal_states": []}') == {}
+    gauges = 'trtllm_kv_cache_max_blocks{model_name="m"} 1000.0\ntrtllm_kv_cache_tokens_per_block{model_name="m"} 64.0'
+    assert caches.of_tensorrt_llm(gauges) == {"tokens": 64000, "blocks": 1000, "block_tokens": 64}
+    assert caches.of_tensorrt_llm("") == {}
+    monkeypatch.setattr(caches, "text_of", lambda url: recorded if url == "http://127.0.0.1:18100/metrics" else None)
+    stand_in = {"kv_bytes": 67108864, "bytes_per_token": 512}
+    deployment = {"name": "chat", "engine": "vllm", "replicas": [{"index": 0, "port": 18100}], "flags": {"secret": 1}}
+    deployment |= {"memory": {"kv_tokens": 148913240}, "stand_in": stand_in}
+    assert caches.caches({"plan": {"deployments": [deployment]}}) == {
+        "chat.0": {
+            "planned": {"tokens": {"value": 148913240}, "blocks": None, "bytes": 67108864, "bytes_per_token": 512},
+            "has": {"tokens": 131072, "blocks": 1024, "block_tokens": 128},
+        }
+    }

@@ -136,6 +136,43 @@ def test_engines_generate(server: Server) -> None:
     skip_busy(server, busy)
 
 
+@pytest.mark.depends_on("test_engines_generate")
+def test_engines_have_the_planned_kv_cache(server: Server) -> None:
+    found, unknown = [], []
+    for replica, cache in server.topic("caches").items():
+        band, tokens = planned_tokens(**cache), tokens_of(**cache)
+        if band is None or tokens is None:
+            unknown.append(f"{replica} ({'its plan gives no band' if band is None else 'its engine does not tell it'})")
+        elif not band[0] <= tokens <= band[1]:
+            found.append(f"{replica} has a KV cache of {tokens:,} tokens instead of {band[0]:,} to {band[1]:,}")
+    step = "see gpuready deployment status and nvidia-smi on the server for what else holds memory of its GPUs"
+    server.demand(found, "a KV cache in the band of its plan", step)
+    if unknown:
+        pytest.skip(f"not judged: the KV cache of {', '.join(unknown)} on {server.name}")
+
+
+def planned_tokens(planned: dict[str, Any], has: dict[str, int]) -> tuple[int, int] | None:
+    """Return the band in which an engine's tokens must lie; a stand-in on the CPU is given bytes, not a card."""
+    if planned["bytes"]:
+        most = int(planned["bytes"] // planned["bytes_per_token"])
+        return most - has.get("block_tokens", 1) + 1, most
+    low, high = planned["tokens"].get("low"), planned["tokens"].get("high")
+    return None if low is None or high is None else (int(low), int(high))
+
+
+def tokens_of(planned: dict[str, Any], has: dict[str, int]) -> int | None:
+    """Return an engine's tokens: all that its blocks hold of a stand-in, else as it counts them itself.
+
+    vLLM before 0.24 tells its blocks alone, of which one token may take several: the plan says how many make one.
+    """
+    blocks, each = has.get("blocks"), has.get("block_tokens")
+    if planned["bytes"]:
+        return blocks * each if blocks and each else has.get("tokens")
+    if "tokens" in has or not blocks or not planned["blocks"]:
+        return has.get("tokens")
+    return round(blocks * float(planned["tokens"]["value"]) / int(planned["blocks"]))
+
+
 def skip_busy(server: Server, who: list[str]) -> None:
     """Judge nothing where an engine, whose unit is active, has too much to do to answer us."""
     if who:

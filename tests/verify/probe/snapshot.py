@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tests.verify.probe import host, serving
+from tests.verify.probe import caches, host, serving
 from tests.verify.probe.reading import STATE, read_json
 
 # Only what is asked about leaves the server: flags and environment may hold what is not for everybody.
@@ -23,9 +23,9 @@ SCHEMA = 1
 
 TOPICS: tuple[Callable[[dict[str, Any]], Any], ...] = (
     # The slow ones first: they run side by side.
-    serving.generations, serving.engines, serving.gateway, serving.replicas, host.packages, host.server_part,
-    serving.models, host.cuda, host.user, host.files, host.parameters, host.memory, host.clock, host.firewall,
-    host.gpus, host.failed_units, host.access, host.leftovers,
+    serving.generations, caches.caches, serving.engines, serving.gateway, serving.replicas, host.packages,
+    host.server_part, serving.models, host.cuda, host.user, host.files, host.parameters, host.memory, host.clock,
+    host.firewall, host.gpus, host.failed_units, host.access, host.leftovers,
 )  # fmt: skip
 
 
