@@ -301,7 +301,7 @@ def test_weights_that_leave_nothing_are_refused_with_the_arithmetic() -> None:
     assert found.kv.value == pytest.approx(-2.14, abs=0.1)
     assert (found.fits, found.surely_fits, found.kv_tokens.value) == (False, False, 0)
     assert "GiB are missing before the first token of KV cache" in found.refusal
-    assert "use more than 1 GPUs" in found.refusal
+    assert "use more GPUs (now 1), a smaller format" in found.refusal
 
 
 def test_a_length_that_does_not_fit_is_refused_with_the_longest_that_does() -> None:
@@ -359,6 +359,8 @@ def test_a_model_that_embeds_samples_nothing() -> None:
         ("h100-80gb-sxm", "0.19.0", 8192, 1024),
         ("a100-80gb-sxm", "0.19.0", 2048, 256),
         ("a100-80gb-sxm", "0.8.5", 8192, 1024),
+        ("l40s", "0.8.x", 2048, 1024),
+        ("l40s", "0.8.4", 2048, 256),
         ("l40s", "0.19.0", 2048, 256),
         ("b200", "0.19.0", 8192, 1024),
         ("b200", "0.28.0", 16_384, 1024),
@@ -371,4 +373,21 @@ def test_the_engines_own_batches_by_card_and_release(card: str, version: str, to
     assert found is not None
     filled = estimate(known.facts("Qwen/Qwen3-0.6B"), found, Run("vllm", version, max_model_len=8192)).run
     assert (filled.max_num_batched_tokens, filled.max_num_seqs) == (tokens, requests)
-    assert filled.memory_fraction == 0.92 if version == "0.28.0" else 0.90
+    assert filled.memory_fraction == (0.92 if version == "0.28.0" else 0.90)
+
+
+def test_a_version_that_is_a_range_starts_with_the_defaults_of_its_first_release() -> None:
+    # L40S, 0.8.x: 158,656 tokens with everything at its default, which was 1,024 requests until 0.8.3.
+    card = devices.device("l40s")
+    assert card is not None
+    found = estimate(known.facts("meta-llama/Llama-3.1-8B-Instruct"), card, Run("vllm", "0.8.x", max_model_len=32_768))
+    assert found.kv_tokens.value == near(158_656, 0.03)
+    assert found.kv_tokens.low <= 158_656 <= found.kv_tokens.high
+
+
+def test_an_encoder_has_no_cache() -> None:
+    card = devices.device("l40s")
+    assert card is not None
+    found = estimate(known.facts("BAAI/bge-m3"), card, Run("vllm", "0.19.1", task="embed"))
+    assert (found.kv.value, found.kv_tokens.value, found.request_gib, found.fits) == (0, 0, 0, True)
+    assert found.free_gib > 40

@@ -79,15 +79,15 @@ def resolve(engine: str, text: str) -> ConstantSet:
     if holding[-1] is not older[-1]:
         names = f"{older[-1].name} and {holding[-1].name}"
         raise Unresolved(f"{shown} lies in more than one set of constants ({names}); name one release")
-    return _with_defaults(older[-1], span[1] if span else None, until)
+    return _with_defaults(older[-1], span[0] if span else None, until)
 
 
-def _with_defaults(held: ConstantSet, last: Version | None, day: str) -> ConstantSet:
-    """Return a set with the engine's defaults of the newest release that is meant, given by its number or a day."""
+def _with_defaults(held: ConstantSet, named: Version | None, day: str) -> ConstantSet:
+    """Return a set with the engine's defaults of one release: the one that is named first, or the newest on a day."""
     values: dict[str, Any] = {}
     for entry in catalog.load("engine_memory")["engines"][held.engine].get("defaults", ()):
         first = parse(entry["first"])
-        if (entry["released"] <= day) if last is None else (first is not None and first <= last):
+        if (entry["released"] <= day) if named is None else (first is not None and first <= named):
             values.update(entry)
     return replace(held, values={**held.values, **values}) if values else held
 

@@ -59,9 +59,13 @@ def estimate(model: ModelFacts, device: Device, run: Run, constants: ConstantSet
     spare = found.block_bytes / GIB if constants.values["null_block"] else 0.0
     before = _before(device, run, constants)
     start = _start_refusal(device, chosen, budget, before)
-    fits = not start and _fits(found, stage.left.value - spare, needed)
     counted = constants.values["graphs_counted"]
-    if run.kv_bytes is not None:
+    fits = not start and _fits(found, stage.left.value - spare, needed)
+    surely = not start and _fits(found, stage.left.low - spare, needed)
+    if not found.groups:
+        # An encoder has no KV cache, and leaves the rest of its budget alone.
+        stage = replace(stage, left=Range.exact(min(0.0, stage.left.value)))
+    if run.kv_bytes is not None or not found.groups:
         budget = sum(part.value for part in (stage.weights, stage.activation, stage.non_torch, stage.left))
         budget += stage.graphs.value if counted else 0.0
     outside = before if counted else before + stage.graphs
@@ -83,7 +87,7 @@ def estimate(model: ModelFacts, device: Device, run: Run, constants: ConstantSet
         blocks=blocks[0],
         request_gib=needed,
         fits=fits,
-        surely_fits=not start and _fits(found, stage.left.low - spare, needed),
+        surely_fits=surely,
         refusal=start or ("" if fits else _refusal(run, device, chosen, stage, budget, needed, spare)),
         free_gib=device.total_gib - outside.value - budget,
         notes=_notes(model, device, run, chosen, constants, stage, len(stages)),
@@ -188,8 +192,8 @@ def _refusal(
     )
     if stage.left.value <= 0:
         return (
-            f"{taken}: {-stage.left.value:.2f} GiB are missing before the first token of KV cache; use more than "
-            f"{run.tp * run.pp} GPUs, a smaller format of the weights or a larger card"
+            f"{taken}: {-stage.left.value:.2f} GiB are missing before the first token of KV cache; use more GPUs "
+            f"(now {run.tp * run.pp}), a smaller format of the weights or a larger card"
         )
     longest = stage.pool.longest((stage.left.value - spare) * GIB, chosen.max_model_len)
     shorter = f"set max_model_len to {longest:,} or less" if longest else "use more GPUs"

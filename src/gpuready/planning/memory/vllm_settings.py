@@ -86,9 +86,11 @@ def _batches(device: Device, rules: Mapping[str, Any]) -> tuple[int, int]:
     small = (rules["small_batches_for_a100"] and device.name.startswith("a100")) or (
         rules["small_batches_for_gb10"] and device.unified
     )
-    if device.total_gib >= _LARGE_CARD_GIB and not small:
+    named = rules["large_batches_for"]
+    large = device.total_gib >= _LARGE_CARD_GIB if named == "all" else device.name.startswith(tuple(named))
+    if large and not small:
         return 8192, 1024
-    return 2048, 256
+    return 2048, 256 if rules["fewer_requests_on_small_cards"] else 1024
 
 
 def _old_batches(model: ModelFacts, run: Run, length: int) -> tuple[int, int]:
