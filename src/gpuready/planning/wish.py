@@ -61,6 +61,10 @@ class Place:
     """GPUs or slices that it gets, for all its replicas together."""
     shared_gib: float | None = None
     """On a GPU that several deployments share: the part of its memory that is this one's; None: it has it alone."""
+    island: int = 0
+    """GPUs that reach each other by NVLink; tensor parallelism stays among so many. 0: all, or none does."""
+    host_gib: float | None = None
+    """Memory of the host that is free for KV of this deployment; None: not known."""
 
 
 @dataclass(frozen=True)
