@@ -144,12 +144,20 @@ def _before(device: Device, run: Run, constants: ConstantSet) -> Range:
 def _non_torch(device: Device, run: Run, chosen: Settings, model: ModelFacts, constants: ConstantSet) -> Range:
     """Return what grows outside PyTorch, or stays in it, between that look and the end of the profiling run."""
     if run.tp > 1:
-        found = constants.range("non_torch_gib", "several" if device.nvlink else "several_pcie")
+        found = constants.range("non_torch_gib", _parallel(device, run, constants))
     else:
         found = constants.range("non_torch_gib", "pipeline" if run.pp > 1 else "one")
     if constants.values["context_counted"]:
         found += constants.range("context_gib")
     return found + Range.exact(vllm_activation.kept_by_second_runner(model, run, chosen) / GIB)
+
+
+def _parallel(device: Device, run: Run, constants: ConstantSet) -> str:
+    """Return how tensor parallelism communicates; fused with what follows on Hopper and Blackwell (config/vllm.py)."""
+    if not device.nvlink:
+        return "several_pcie"
+    fused = constants.values["fused_all_reduce"] and 9 <= device.compute < 12 and not run.enforce_eager
+    return "several_fused" if fused else "several"
 
 
 def _graphs(model: ModelFacts, run: Run, chosen: Settings, constants: ConstantSet) -> Range:
