@@ -69,6 +69,20 @@ def test_fewer_tokens_than_the_band_are_a_warning() -> None:
     assert sentence.endswith("report it with the output of gpuready deployment status --json")
 
 
+@pytest.mark.parametrize(
+    ("others", "advice"),
+    [
+        (None, "see in nvidia-smi whether something else holds memory of its GPU, and where nothing does report it"),
+        (0.1, "nothing else holds memory of its GPU, so report it"),
+        (6.25, "others hold 6.2 GiB of its GPU, see which in nvidia-smi, stop them and restart it"),
+    ],
+)
+def test_who_else_holds_memory_decides_what_to_do(others: float | None, advice: str) -> None:
+    found = compare(PLAN, {"kv_tokens": 418000}, others_gib=others)
+    assert found is not None
+    assert f"fewer requests fit than planned; {advice}" in found.sentence("chat")
+
+
 def test_more_tokens_than_the_band_are_a_warning() -> None:
     sentence = said(PLAN, {"kv_tokens": 520000, "kv_gib": 63.5})
     assert "(+9.2 %), outside the plan's 473,000 to 479,000: the engine keeps more than planned" in sentence
@@ -150,4 +164,5 @@ def test_machines_get_both() -> None:
         "unread": None,
         "difference": pytest.approx(-0.0036, abs=5e-5),
         "within_band": True,
+        "others_gib": None,
     }

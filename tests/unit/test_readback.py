@@ -180,3 +180,26 @@ def test_memory_that_the_driver_does_not_tell_is_unknown(monkeypatch: pytest.Mon
         "gpu_process_bytes": None,
         "gpus": [{"uuid": "a", "used_bytes": None, "own_bytes": None}],
     }
+
+
+@pytest.mark.parametrize(
+    ("gpus", "others"),
+    [
+        (None, None),
+        ([], None),
+        ([{"used_bytes": 9 * GIB, "own_bytes": None}], None),
+        ([{"used_bytes": 9 * GIB, "own_bytes": 6 * GIB}], 3.0),
+        ([{"used_bytes": 9 * GIB, "own_bytes": 9 * GIB}, {"used_bytes": 9 * GIB, "own_bytes": 8 * GIB}], 1.0),
+        ([{"used_bytes": 9 * GIB, "own_bytes": 6 * GIB}, {"used_bytes": None, "own_bytes": 8 * GIB}], None),
+        ([{"used_bytes": 6 * GIB, "own_bytes": 7 * GIB}], 0.0),
+    ],
+)
+def test_what_others_hold_is_known_of_every_gpu_or_not_at_all(
+    server: Server, told: dict[int, Any], gpus: Any, others: float | None
+) -> None:
+    apply(server, deployment(0))
+    path = server.layout.run("chat.0") / "ready.json"
+    write_text(path, json.dumps({**(read_json(path) or {}), "gpus": gpus}))
+    found = readback.comparison(server.layout, "chat.0")
+    assert found is not None
+    assert found.others_gib == others

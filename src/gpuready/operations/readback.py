@@ -7,6 +7,7 @@ from typing import Any
 
 from gpuready.hardware import nvml
 from gpuready.planning.measured import Comparison, compare
+from gpuready.planning.memory.run import GIB
 from gpuready.serving import figures, readiness
 from gpuready.serving.files import read_json
 from gpuready.serving.layout import Layout, split_replica
@@ -55,7 +56,14 @@ def comparison(layout: Layout, replica: str) -> Comparison | None:
     if plan is None or part is None:
         return None
     unread = ready.get("engine_unread") or ("" if "engine" in ready else BEFORE)
-    return compare(plan, ready.get("engine"), unread, len(part["gpus"]))
+    return compare(plan, ready.get("engine"), unread, len(part["gpus"]), _others_gib(ready.get("gpus")))
+
+
+def _others_gib(gpus: Any) -> float | None:
+    """Return what others held of that GPU of a replica where they held most; None where NVML did not say."""
+    rows = [(one.get("used_bytes"), one.get("own_bytes")) for one in gpus or ()]
+    others = [used - own for used, own in rows if used is not None and own is not None]
+    return max(0, *others) / GIB if others and len(others) == len(rows) else None
 
 
 def sentences(layout: Layout, deployments: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -12,6 +12,8 @@ from typing import Any
 
 from gpuready.planning.memory.run import GIB
 
+OTHERS_GIB = 0.5
+"""What others may hold of a GPU before it is told: a display or a tool that watches has a context of its own."""
 REPORT = "report it with the output of gpuready deployment status --json"
 
 
@@ -52,6 +54,8 @@ class Comparison:
     """What was planned for the declared card, where the engine is a stand-in on the CPU; `planned` is then its own."""
     unread: str = ""
     """Why nothing was measured."""
+    others_gib: float | None = None
+    """What others hold of that GPU of the replica where they hold most; None: not known."""
 
     @property
     def difference(self) -> float | None:
@@ -74,6 +78,7 @@ class Comparison:
             "unread": self.unread or None,
             "difference": self.difference,
             "within_band": self.within,
+            "others_gib": self.others_gib,
         }
 
     def sentence(self, name: str) -> str:
@@ -102,22 +107,30 @@ class Comparison:
         if self.card:
             return f"kv-cache-memory-bytes did not reach the engine, or the plan's bytes per token are wrong; {REPORT}"
         if (self.difference or 0) < 0:
-            return (
-                f"fewer requests fit than planned; see in nvidia-smi whether something else holds memory of {its}, "
-                f"and where nothing does {REPORT}"
-            )
+            return f"fewer requests fit than planned; {self._others(its)}"
         return (
             f"the engine keeps more than planned, so less of {its} is left for its peaks; lower its memory fraction "
             f"under flags where it runs out of memory, and {REPORT}"
         )
 
+    def _others(self, its: str) -> str:
+        if self.others_gib is None:
+            return f"see in nvidia-smi whether something else holds memory of {its}, and where nothing does {REPORT}"
+        if self.others_gib < OTHERS_GIB:
+            return f"nothing else holds memory of {its}, so {REPORT}"
+        return f"others hold {self.others_gib:.1f} GiB of {its}, see which in nvidia-smi, stop them and restart it"
+
 
 def compare(
-    plan: Mapping[str, Any], engine: Mapping[str, Any] | None, unread: str = "", gpus: int = 1
+    plan: Mapping[str, Any],
+    engine: Mapping[str, Any] | None,
+    unread: str = "",
+    gpus: int = 1,
+    others_gib: float | None = None,
 ) -> Comparison | None:
     """Compare a deployment's plan with an engine's figures (serving/figures.py); None where the plan has no KV cache.
 
-    `unread` is why there are none, `gpus` how many GPUs a replica has.
+    `unread` is why there are none, `gpus` how many GPUs the replica has, `others_gib` what others hold of one.
     """
     card = _planned(plan.get("memory"))
     stand_in = _stand_in(plan.get("stand_in"), engine or {})
@@ -129,7 +142,7 @@ def compare(
         # Tokens as the engine counts them depend on its longest request; bytes were given, so blocks are compared.
         figures.pop("kv_tokens", None)
     measured = _measured(expected, figures)
-    return Comparison(expected, measured, gpus, card if stand_in else None, "" if measured else unread)
+    return Comparison(expected, measured, gpus, card if stand_in else None, "" if measured else unread, others_gib)
 
 
 def _planned(memory: Any) -> Planned | None:
