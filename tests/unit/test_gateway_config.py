@@ -36,13 +36,16 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def render(port: int, engine: int, **knobs: Any) -> dict[str, str]:
+def render(port: int, *engines: int, **knobs: Any) -> dict[str, str]:
+    """Render the gateway's files; every deployment but "three" has a replica at each engine's port."""
     deployments = [
         {
             "name": name,
             "model": model,
             "settings": {"max_num_seqs": 4, "max_model_len": 128},
-            "replicas": [{"index": 0, "port": engine if name != "three" else 1}],
+            "replicas": [
+                {"index": index, "port": one} for index, one in enumerate([1] if name == "three" else engines)
+            ],
         }
         for name, model in MODELS.items()
     ]
@@ -76,7 +79,7 @@ class Engine(http.server.BaseHTTPRequestHandler):
         if "play" in got:
             self.close_connection = True
             return
-        body = json.dumps({"model": got["model"]}).encode()
+        body = json.dumps({"model": got["model"], "port": self.server.server_port}).encode()  # type: ignore[attr-defined]
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -131,13 +134,10 @@ class Door:
         return Answer(int(head.split()[1]), http.client.HTTPMessage(), json.loads(body))
 
 
-@pytest.fixture(scope="module")
-def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
-    engine = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Engine)
-    threading.Thread(target=engine.serve_forever, daemon=True).start()
+@contextlib.contextmanager
+def haproxy(folder: Path, *engines: int, **knobs: Any) -> Iterator[Door]:
     port = free_port()
-    folder = tmp_path_factory.mktemp("gateway")
-    for name, text in render(port, engine.server_port).items():
+    for name, text in render(port, *engines, **knobs).items():
         # Its own user and the socket's folder belong to the server.
         lines = [line for line in text.splitlines() if line.split()[:1] not in (["user"], ["group"], ["stats"])]
         (folder / name).write_text("\n".join(lines) + "\n")
@@ -152,7 +152,23 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
     finally:
         process.kill()
         process.wait()
-        engine.shutdown()
+
+
+@contextlib.contextmanager
+def engine(port: int = 0) -> Iterator[int]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Engine)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
+    with engine() as port, haproxy(tmp_path_factory.mktemp("gateway"), port) as made:
+        yield made
 
 
 def in_form(answer: Answer) -> tuple[int, str]:
@@ -230,3 +246,47 @@ def test_map_names_a_backend_for_every_model() -> None:
     pairs = [line.split() for line in files["models.map"].splitlines() if not line.startswith("#")]
     assert pairs == [[model, f"deployment_{name}"] for name, model in MODELS.items()]
     assert [one["id"] for one in json.loads(files["models.json"])["data"]] == list(MODELS.values())
+
+
+# Several replicas ------------------------------------------------------------------------------------------------
+
+CHAT = '{"model": "meta-llama/Llama-3.3"}'
+
+
+def servers(text: str) -> list[str]:
+    found = text.partition("backend deployment_chat\n")[2].partition("backend")[0]
+    return [line.split()[1] for line in found.splitlines() if line.split()[:1] == ["server"]]
+
+
+def test_every_replica_has_a_line_and_several_one_that_holds() -> None:
+    assert servers(render(8080, 18100)["haproxy.cfg"]) == ["chat.0"]
+    assert servers(render(8080, 18100, 18101)["haproxy.cfg"]) == ["chat.0", "chat.1", "chat.hold"]
+
+
+@needs_haproxy
+def test_requests_go_to_the_replicas_that_serve(tmp_path: Path) -> None:
+    with engine() as first, contextlib.ExitStack() as second:
+        other = second.enter_context(engine())
+        with haproxy(tmp_path, first, other, hold_seconds=5) as door:
+            assert {door.ask(CHAT).body["port"] for _ in range(6)} == {first, other}
+            second.close()
+            # None of them is lost on the one that is away.
+            assert {door.ask(CHAT).body.get("port") for _ in range(6)} == {first}
+            with engine(other):
+                end = time.monotonic() + 5
+                while door.ask(CHAT).body["port"] != other:
+                    assert time.monotonic() < end, "a replica that is back gets no requests"
+
+
+@needs_haproxy
+def test_requests_are_held_while_no_replica_serves(tmp_path: Path) -> None:
+    ports = free_port(), free_port()
+    with haproxy(tmp_path, *ports, hold_seconds=10) as door:
+        answers: list[Answer] = []
+        asking = threading.Thread(target=lambda: answers.append(door.ask(CHAT)))
+        asking.start()
+        time.sleep(1.5)
+        assert answers == []
+        with engine(ports[1]):
+            asking.join()
+    assert [(one.status, one.body.get("port")) for one in answers] == [(200, ports[1])]

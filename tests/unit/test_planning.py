@@ -223,7 +223,7 @@ def test_all_refusals_come_at_once() -> None:
 
 def test_placement_is_sticky() -> None:
     declared = spec(deployment(name="a", gpus=2), deployment(name="b", gpus=2))
-    placement, _ = place("h1", declared, {"b": {"gpus": [0, 1], "port": 18100}})
+    placement, _ = place("h1", declared, {"b": [{"index": 0, "gpus": [0, 1], "port": 18100}]})
     assert placement["b"] == {"gpus": [0, 1], "port": 18100}
     assert placement["a"] == {"gpus": [2, 3], "port": 18101}
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpuready.operations.facts import release_files
-from gpuready.planning.host import decide, keep_or_renew, needs_of
+from gpuready.operations.facts import placement, release_files
+from gpuready.planning.host import decide, engine_ports, keep_or_renew, needs_of
 from gpuready.planning.surroundings import TARGETS
 
 GIB = 1024**3
@@ -217,6 +217,23 @@ def test_port_of_an_engine_is_taken() -> None:
     facts = facts_with(listening=[{"port": 18100, "pid": 7, "program": "x", "unit": None}])
     (sentence,) = sentences(good_spec(), facts)
     assert "deployment chat = 18100 is taken by x (pid 7)" in sentence
+
+
+def test_ports_of_all_replicas_are_looked_at() -> None:
+    parts = [{"index": 0, "port": 18100}, {"index": 1, "port": 18101}]
+    plan = {"deployments": [{"name": "chat", "replicas": parts}, {"name": "code", "replicas": [{"port": 18102}]}]}
+    engines = "gpuready-engine@"
+    assert engine_ports(plan) == {
+        "deployment chat, replica 0": (18100, engines),
+        "deployment chat, replica 1": (18101, engines),
+        "deployment code": (18102, engines),
+    }
+
+
+def test_placement_of_the_stored_plan_is_that_of_all_replicas() -> None:
+    parts = [{"index": 0, "gpus": [1], "port": 18100}, {"index": 1, "gpus": [3], "port": 18104}]
+    assert placement({"deployments": [{"name": "chat", "replicas": parts}]}) == {"chat": parts}
+    assert placement(None) == {}
 
 
 def test_cuda_source_of_the_operator_counts() -> None:

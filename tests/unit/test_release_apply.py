@@ -60,6 +60,12 @@ def apply(server: Server, *deployments: dict[str, Any], check: bool = False, uni
     return release.Applier(server.layout, check).apply({"deployments": list(deployments)}, files, unit)
 
 
+def replicated(name: str, *places: tuple[list[int], int], **flags: Any) -> dict[str, Any]:
+    """Return a deployment with a replica at each place: its GPUs and its port."""
+    parts = [{"index": index, "gpus": gpus, "port": port} for index, (gpus, port) in enumerate(places)]
+    return {**deployment(name, [], 0, **flags), "replicas": parts}
+
+
 CHAT = deployment("chat", [0], 18100)
 CODE = deployment("code", [1], 18101)
 
@@ -181,6 +187,57 @@ def test_a_release_edited_by_hand_is_not_what_was_proved(server: Server) -> None
     assert "was not serving release 1, restarted" in apply(server, CHAT).summary
 
 
+# Several replicas of one deployment ------------------------------------------------------------------------------
+
+TWO = (([0], 18100), ([1], 18101))
+
+
+def engine_calls(server: Server) -> list[str]:
+    return [call for call in server.calls if call.split()[0] in ("start", "restart", "stop", "disable")]
+
+
+def test_replicas_of_one_deployment_share_a_release_and_have_their_own_gpus(server: Server) -> None:
+    apply(server, replicated("chat", *TWO))
+    assert server.serving() == {"chat.0": (1, "0"), "chat.1": (1, "1")}
+    assert Store(server.layout, "chat").numbers() == [1]
+    assert not apply(server, replicated("chat", *TWO)).changed
+    server.reboot()
+    assert server.serving() == {"chat.0": (1, "0"), "chat.1": (1, "1")}
+
+
+def test_replicas_are_restarted_one_after_the_other(server: Server) -> None:
+    apply(server, replicated("chat", *TWO))
+    server.calls.clear()
+    apply(server, replicated("chat", *TWO, a=1))
+    assert engine_calls(server) == [f"restart {units.unit_of(name)}" for name in ("chat.0", "chat.1")]
+    assert server.serving() == {"chat.0": (2, "0"), "chat.1": (2, "1")}
+
+
+def test_while_one_replica_fails_the_other_serves_on(server: Server) -> None:
+    apply(server, replicated("chat", *TWO))
+    server.calls.clear()
+    with pytest.raises(
+        Failed, match=r"chat\.0 did not give a token on release 2; it is now back on release 1, serving"
+    ):
+        apply(server, replicated("chat", *TWO, broken=1))
+    assert not [call for call in server.calls if "chat.1" in call]
+    assert server.serving() == {"chat.0": (1, "0"), "chat.1": (1, "1")}
+
+
+def test_a_replica_too_many_serves_until_the_others_are_new(server: Server) -> None:
+    apply(server, replicated("chat", *TWO))
+    server.calls.clear()
+    apply(server, replicated("chat", TWO[0], a=1))
+    assert engine_calls(server) == [f"restart {units.unit_of('chat.0')}", f"disable --now {units.unit_of('chat.1')}"]
+    assert server.serving() == {"chat.0": (2, "0")}
+
+
+def test_a_replica_too_many_goes_first_where_its_gpu_is_needed(server: Server) -> None:
+    apply(server, replicated("chat", *TWO))
+    apply(server, replicated("chat", ([0, 1], 18100)))
+    assert server.serving() == {"chat.0": (2, "0,1")}
+
+
 # Killed at any point ---------------------------------------------------------------------------------------------
 
 
@@ -225,6 +282,7 @@ CHANGES = {
     "exchange": [deployment("chat", [1], 18101), deployment("code", [0], 18100)],
     "extension": [deployment("chat", [0, 1], 18100), deployment("code", [2], 18101)],
     "removal and growth": [deployment("chat", [0, 1], 18101)],
+    "a second replica": [replicated("chat", ([0], 18100), ([2], 18102)), CODE],
 }
 
 
@@ -258,7 +316,11 @@ def test_a_run_killed_anywhere_is_finished_by_the_next(
             started = replica.running(server.layout, name_of(unit))
             assert then == "run" or started.store.verified(started.number)
         apply(server, *wanted)
-        expected = {f"{one['name']}.0": ",".join(map(str, one["replicas"][0]["gpus"])) for one in wanted}
+        expected = {
+            f"{one['name']}.{part['index']}": ",".join(map(str, part["gpus"]))
+            for one in wanted
+            for part in one["replicas"]
+        }
         assert {name: gpus for name, (_, gpus) in server.serving().items()} == expected
         assert server.enabled == {units.unit_of(name) for name in expected}
         assert not apply(server, *wanted).changed

@@ -195,3 +195,25 @@ def test_the_unit_waits_for_hardware_and_never_gives_up() -> None:
     # Models may lie anywhere but under /home.
     assert "ProtectSystem=strict" in lines
     assert not any(line.startswith(("InaccessiblePaths=", "TemporaryFileSystem=", "RootDirectory=")) for line in lines)
+
+
+def test_each_replica_is_started_with_its_own_port(
+    store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    two = [{"index": 0, "gpus": [0], "port": 18100}, {"index": 1, "gpus": [1], "port": 18101}]
+    python = tmp_path / "engine/bin/python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    made = plan(replicas=two, engine_folder=str(tmp_path / "engine"), launch="engine")
+    number = store.add({"plan.json": json.dumps(made)})
+    started: list[tuple[list[str], dict[str, str]]] = []
+    monkeypatch.setattr(os, "execve", lambda _, words, environment: started.append((words, environment)))
+    monkeypatch.setattr(os, "chdir", lambda _: None)
+    for index in (0, 1):
+        releases.begin_trial(store.layout, f"chat.{index}", number)
+        replica.write_devices(store.layout, f"chat.{index}")
+        replica.run_engine(store.layout, f"chat.{index}")
+    assert [words[-4:] for words, _ in started] == [
+        ["--config", str(store.folder(number) / "serve.yaml"), "--port", port] for port in ("18100", "18101")
+    ]
+    assert [environment["CUDA_VISIBLE_DEVICES"] for _, environment in started] == ["0", "1"]

@@ -248,9 +248,6 @@ def fetch_problem(said: str) -> str:
     return errors[0].removeprefix("Failed to fetch ").partition("  ")[2].strip() or errors[0] if errors else ""
 
 
-def placement(stored: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-    """Return where the deployments of the stored plan run: `{name: {gpus, port}}`."""
-    return {
-        one["name"]: {"gpus": one["replicas"][0]["gpus"], "port": one["replicas"][0]["port"]}
-        for one in (stored or {}).get("deployments", [])
-    }
+def placement(stored: Mapping[str, Any] | None) -> dict[str, list[dict[str, Any]]]:
+    """Return where the replicas of the stored plan run: `{name: [{index, gpus, port}]}`."""
+    return {one["name"]: list(one["replicas"]) for one in (stored or {}).get("deployments", [])}

@@ -83,13 +83,18 @@ class Applier:
             self._words.append("the engines' unit is new")
         self._tighten()
         targets = [target for one in plan["deployments"] for target in self._targets(one, files[one["name"]])]
-        for replica in sorted(replicas_on_disk(self.layout) - {target.replica for target in targets}):
-            self._retire(replica)
+        gone = sorted(replicas_on_disk(self.layout) - {target.replica for target in targets})
+        last = [replica for replica in gone if self._may_serve_on(replica, targets)]
+        for replica in gone:
+            if replica not in last:
+                self._retire(replica)
         if not self.check:
             # A full disk must show before anything is stopped.
             for target in targets:
                 _number(target)
         self._bring_all(targets)
+        for replica in last:
+            self._retire(replica)
         self._result.data["notes"] = readback.sentences(self.layout, plan["deployments"])
         if not self.check:
             for store in {target.store for target in targets}:
@@ -124,6 +129,13 @@ class Applier:
         ]
         if not self.check:
             releases.tighten(found)
+
+    def _may_serve_on(self, replica: str, targets: list[Target]) -> bool:
+        """Say whether a replica that is no longer declared may go last: it serves while others of its kind restart."""
+        name, index = split_replica(replica)
+        needed = {claim for target in targets for claim in target.claims}
+        declared = name in {target.store.deployment for target in targets}
+        return declared and not self._held(Store(self.layout, name), index) & needed
 
     def _retire(self, replica: str) -> None:
         """Stop a replica that is no longer declared; its releases stay for a return."""
@@ -176,13 +188,13 @@ class Applier:
         planned = [uuid_of.get(index) for index in target.part["gpus"]]
         return "" if None in planned or planned == ready.get("gpu_uuids") else ", ".join(map(str, planned))
 
-    def _holds(self, target: Target) -> Claims:
+    def _held(self, store: Store, index: int) -> Claims:
         """Return what a replica holds now: what its engine was proved on, or all that it may be starting on."""
-        store, index = target.store, target.index
-        ready = self._ready(target.replica, units.properties(target.unit, "ActiveState", "MainPID"))
+        replica = f"{store.deployment}.{index}"
+        ready = self._ready(replica, units.properties(units.unit_of(replica), "ActiveState", "MainPID"))
         if part := store.part(ready.get("release", 0), index):
             return _claims(self._now(ready.get("gpu_uuids"), part["gpus"]), part["port"])
-        tried = releases.trial_release(self.layout, target.replica, only_live=False)
+        tried = releases.trial_release(self.layout, replica, only_live=False)
         numbers = (store.current(index), tried)
         return {claim for number in numbers if number for claim in self._claims_of(store, number, index)}
 
@@ -230,7 +242,7 @@ class Applier:
     def _make_room(self, targets: list[Target], pending: Mapping[str, tuple[str, str]], stopped: list[Target]) -> None:
         """Stop the replicas that hold what another one needs to start, so that no two ever meet on it."""
         for holder in targets:
-            held = self._holds(holder)
+            held = self._held(holder.store, holder.index)
             takers = [
                 (taker, taker.claims & held)
                 for taker in targets

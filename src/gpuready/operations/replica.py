@@ -218,7 +218,9 @@ def run_engine(layout: Layout, replica: str) -> NoReturn:
     if not Path(python).exists():
         what = f"the engine of {replica} is not installed: {plan['engine_folder']} has no Python"
         raise MachineCannot(Failure("replica.no_engine", what, "", "run site.yml for this server"))
-    words = [python, "-m", plan["launch"], "--config", str(start.folder / "serve.yaml")]
+    # The release is the deployment's; the port is the replica's own.
+    own = ["--port", str(start.part["port"])]
+    words = [python, "-m", plan["launch"], "--config", str(start.folder / "serve.yaml"), *own]
     os.chdir("/")
     os.execve(python, words, _environment(layout, replica, plan))  # noqa: S606 - replacing ourselves is the point
 

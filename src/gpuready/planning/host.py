@@ -74,6 +74,16 @@ def _models(
     return models, failures
 
 
+def engine_ports(plan: Mapping[str, Any]) -> dict[str, tuple[int, str]]:
+    """Return every replica's port by its name in a sentence, with the units that may listen there."""
+    ports = {}
+    for one in plan["deployments"]:
+        for part in one["replicas"]:
+            replica = f", replica {part['index']}" if len(one["replicas"]) > 1 else ""
+            ports[f"deployment {one['name']}{replica}"] = (part["port"], ENGINE_UNITS)
+    return ports
+
+
 def _disk_needs(plan: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, float]:
     """Return what will be written below each path, in GiB, for what is not there yet."""
     needs: dict[str, float] = dict.fromkeys(PATHS, 0.0)
@@ -147,9 +157,7 @@ def decide(
                 # Headers share the buffer with the body.
                 "buffer_bytes": gateway["body_limit_kib"] * 1024 + 16384,
             }
-            engines = {f"deployment {one['name']}": one["replicas"][0]["port"] for one in plan["deployments"]}
-            ports = {what: (port, ENGINE_UNITS) for what, port in engines.items()}
-            failures += preflight.port_failures(host, ports, facts)
+            failures += preflight.port_failures(host, engine_ports(plan), facts)
         except Refusal as refusal:
             failures += refusal.failures
     needs = _disk_needs(plan, facts) if plan else dict.fromkeys(PATHS, 0.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpuready.outcome import Failure
@@ -41,11 +41,11 @@ def _ask(host: str, deployment: Mapping[str, Any], count: int, failures: list[Fa
 
 
 def place(
-    host: str, spec: Mapping[str, Any], former: Mapping[str, Mapping[str, Any]]
+    host: str, spec: Mapping[str, Any], former: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> tuple[dict[str, dict[str, Any]], list[Failure]]:
     """Give every deployment its GPUs and port: `{name: {gpus: [0, 1], port: 18100}}`, and what is refused.
 
-    `former` is the placement on the server now, in the same shape; what still fits stays where it is.
+    `former` are the replicas on the server now, `{name: [{index, gpus, port}]}`; what still fits stays where it is.
     """
     count = spec["gpuready_gpu_count"]
     deployments = spec["gpuready_deployments"]
@@ -70,7 +70,7 @@ def place(
             free -= set(ask)
             placement[name] = {"gpus": ask}
     for name, ask in asks.items():
-        held = former.get(name, {}).get("gpus", [])
+        held = [gpu for part in former.get(name, []) for gpu in part["gpus"]]
         if isinstance(ask, int) and len(held) == ask and set(held) <= free:
             placement[name] = {"gpus": sorted(held)}
             free -= set(held)
@@ -82,12 +82,13 @@ def place(
     return placement, failures
 
 
-def _give_ports(placement: dict[str, dict[str, Any]], former: Mapping[str, Mapping[str, Any]]) -> None:
-    taken = {former[name]["port"] for name in placement if name in former}
+def _give_ports(placement: dict[str, dict[str, Any]], former: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    kept = {name: former[name][0]["port"] for name in placement if former.get(name)}
+    taken = set(kept.values())
     port = FIRST_PORT
     for name, place_ in placement.items():
-        if name in former:
-            place_["port"] = former[name]["port"]
+        if name in kept:
+            place_["port"] = kept[name]
             continue
         while port in taken:
             port += 1
