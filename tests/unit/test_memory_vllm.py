@@ -391,3 +391,32 @@ def test_an_encoder_has_no_cache() -> None:
     found = estimate(known.facts("BAAI/bge-m3"), card, Run("vllm", "0.19.1", task="embed"))
     assert (found.kv.value, found.kv_tokens.value, found.request_gib, found.fits) == (0, 0, 0, True)
     assert found.free_gib > 40
+
+
+def test_experts_are_divided_over_data_parallel_gpus_too() -> None:
+    model = known.facts("Qwen/Qwen3-30B-A3B")
+    alone, both, spread = (
+        estimate(model, H100, replace(CAMPAIGN, **split))  # type: ignore[arg-type]
+        for split in ({}, {"dp": 2}, {"dp": 2, "ep": 2})
+    )
+    experts = 128 * 3 * 768 * 2048 * 48 * 2 / GIB
+    assert alone.weights.value - both.weights.value == pytest.approx(experts / 2, abs=0.05)
+    assert both.weights.value == pytest.approx(spread.weights.value, abs=0.05)
+    assert both.bytes_per_token == alone.bytes_per_token
+
+
+def test_a_feed_forward_part_without_gate_is_narrower() -> None:
+    # Falcon-7B: 8,192 tokens x 18,176 wide, in and out of the activation; with a gate there would be half as much more.
+    model = known.facts("tiiuae/falcon-7b")
+    found = campaign("tiiuae/falcon-7b", max_num_seqs=1)
+    assert model.intermediate == 18_176
+    assert found.activation.value == pytest.approx(
+        (2 * 8192 * 18_176 + 3.75 * 8192 * 4544) * 2 / GIB + 1 / 32, abs=0.01
+    )
+
+
+def test_graphs_on_amd_come_on_top_until_they_are_estimated_there() -> None:
+    model = known.facts("meta-llama/Llama-3.1-8B-Instruct")
+    card = Device("mi300x", 191.98, 9.4, vendor="amd")
+    assert not estimate(model, card, replace(CAMPAIGN, version="0.25.0")).graphs_counted
+    assert estimate(model, card, replace(CAMPAIGN, version="0.26.0")).graphs_counted

@@ -59,7 +59,7 @@ def estimate(model: ModelFacts, device: Device, run: Run, constants: ConstantSet
     spare = found.block_bytes / GIB if constants.values["null_block"] else 0.0
     before = _before(device, run, constants)
     start = _start_refusal(device, chosen, budget, before)
-    counted = constants.values["graphs_counted"]
+    counted = _counted(device, constants)
     fits = not start and _fits(found, stage.left.value - spare, needed)
     surely = not start and _fits(found, stage.left.low - spare, needed)
     if not found.groups:
@@ -106,7 +106,7 @@ def _stages(
 ) -> list[Stage]:
     loaded = vllm_weights.by_stage(model, device, run, chosen, constants)
     non_torch = _non_torch(device, run, chosen, model, constants)
-    graphs = _graphs(model, run, chosen, constants)
+    graphs = _graphs(model, device, run, chosen, constants)
     kind = "dense" if model.family == "dense" else "others"
     found = []
     for index, held in enumerate(kv.stages(model, run.pp)):
@@ -116,7 +116,7 @@ def _stages(
         activation = vllm_activation.peak(model, device, run, chosen, constants, last).scaled(1 / GIB)
         pool = vllm_pages.pool(model, run, chosen, constants.values, held)
         parts = [taken, activation, non_torch, constants.range("unexplained_gib", kind)]
-        parts += [graphs] if constants.values["graphs_counted"] else []
+        parts += [graphs] if _counted(device, constants) else []
         found.append(Stage(taken, activation, non_torch, graphs, pool, _left(kind, run, budget, parts)))
     return found
 
@@ -152,6 +152,11 @@ def _non_torch(device: Device, run: Run, chosen: Settings, model: ModelFacts, co
     return found + Range.exact(vllm_activation.kept_by_second_runner(model, run, chosen) / GIB)
 
 
+def _counted(device: Device, constants: ConstantSet) -> bool:
+    """Return whether graphs are taken off the budget; on AMD's cards they are estimated in newer releases only."""
+    return bool(constants.values["graphs_counted" if device.vendor == "nvidia" else "graphs_counted_on_amd"])
+
+
 def _parallel(device: Device, run: Run, constants: ConstantSet) -> str:
     """Return how tensor parallelism communicates; fused with what follows on Hopper and Blackwell (config/vllm.py)."""
     if not device.nvlink:
@@ -160,13 +165,13 @@ def _parallel(device: Device, run: Run, constants: ConstantSet) -> str:
     return "several_fused" if fused else "several"
 
 
-def _graphs(model: ModelFacts, run: Run, chosen: Settings, constants: ConstantSet) -> Range:
+def _graphs(model: ModelFacts, device: Device, run: Run, chosen: Settings, constants: ConstantSet) -> Range:
     """Return what CUDA graphs take: vLLM's estimate where it counts that, else what they are measured to take."""
     if not chosen.graph_sizes:
         return Range.exact(0.0)
     layers, part = model.layers / max(1, run.pp), chosen.graph_sizes / _GRAPHS_MEASURED
     sparse = model.experts is not None or any(group.kind == "latent" for group in model.groups)
-    if constants.values["graphs_counted"]:
+    if _counted(device, constants):
         per_layer = constants.range("graph_estimate_gib", "per_sparse_layer" if sparse else "per_layer")
         return per_layer.scaled(layers * part)
     found = constants.range("graph_gib", "base") + constants.range("graph_gib", "per_layer").scaled(layers)
@@ -231,7 +236,7 @@ def _notes(
     notes = []
     if chosen.old_engine:
         notes.append("this release takes its older engine (V0) for this card, model or task")
-    if stage.graphs.value and not constants.values["graphs_counted"]:
+    if stage.graphs.value and not _counted(device, constants):
         notes.append(
             f"CUDA graphs take about {stage.graphs.value:.2f} GiB on top of gpu_memory_utilization in this release"
         )

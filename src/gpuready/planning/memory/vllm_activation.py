@@ -56,14 +56,15 @@ def gemm_workspace(device: Device) -> float:
 def expert_workspace(model: ModelFacts, run: Run, chosen: Settings) -> float:
     """Return the two buffers of a mixture-of-experts layer (fused_moe.py, TritonExperts.workspace_shapes).
 
-    Every token takes as many rows as it passes experts, each as wide as the widest array on its way. Kernels for 4 bit
-    floats keep none.
+    Every token takes as many rows as it passes experts, each as wide as the widest array on its way. The tokens of
+    all data-parallel ranks come together, and what is not spread by expert is divided over them too. Kernels for 4
+    bit floats keep none.
     """
     experts = model.experts
     if experts is None or (model.quantization is not None and model.quantization.method in ("mxfp4", "nvfp4")):
         return 0.0
-    rows = chosen.max_num_batched_tokens * experts.active * (max(1, run.dp) if run.ep > 1 else 1)
-    inner = experts.intermediate / (1 if run.ep > 1 else run.tp)
+    rows = chosen.max_num_batched_tokens * experts.active * max(1, run.dp)
+    inner = experts.intermediate / (1 if run.ep > 1 else run.tp * max(1, run.dp))
     return rows * (max(inner, model.hidden) + max(2 * inner, model.hidden)) * chosen.element_bytes
 
 
@@ -72,11 +73,17 @@ def _vocabulary(model: ModelFacts) -> int:
 
 
 def _forward(model: ModelFacts, run: Run, chosen: Settings, constants: ConstantSet) -> Range:
-    """Return the widest feed-forward part, gate and up and their product, with the hidden states beside it."""
+    """Return the widest feed-forward part, what goes in and out of its activation, with hidden states beside it."""
     tokens, size = chosen.max_num_batched_tokens, chosen.element_bytes
     dense = model.intermediate if model.experts is None else model.experts.shared_intermediate
-    inner = 3 * tokens * dense / run.tp * size
+    inner = (3 if _gated(model) else 2) * tokens * dense / run.tp * size
     return Range.exact(inner) + constants.range("forward_widths").scaled(tokens * model.hidden * size)
+
+
+def _gated(model: ModelFacts) -> bool:
+    """Return whether the feed-forward parts have two matrices at their entrance, a gate and what passes it."""
+    matrices = sum(one.elements for one in model.components if one.name == "mlp")
+    return model.experts is not None or matrices > 2.5 * model.layers * model.hidden * model.intermediate
 
 
 def _sampler(model: ModelFacts, chosen: Settings, constants: ConstantSet) -> Range:

@@ -52,7 +52,7 @@ def _expert_padding(model: ModelFacts, device: Device, run: Run, constants: Cons
     if model.experts is None or model.quantization is None or model.quantization.method != "mxfp4":
         return 0.0
     steps = constants.values["mxfp4_steps"]["hopper" if device.compute == _HOPPER else "others"]
-    inner = model.experts.intermediate / (1 if run.ep > 1 else run.tp)
+    inner = model.experts.intermediate / (1 if run.ep > 1 else run.tp * max(1, run.dp))
     padded = _up(inner, steps[0]) * _up(model.hidden, steps[1])
     held = sum(weights.component_bytes(one, model, run) for one in model.components if one.split == "experts")
     return held * (padded / (inner * model.hidden) - 1)

@@ -94,7 +94,8 @@ def _part(split: str, model: ModelFacts, run: Run) -> float:
     if split == "whole":
         return 1.0
     if split == "experts":
-        return 1 / (run.ep if run.ep > 1 else run.tp)
+        # vLLM divides experts over the data-parallel ranks too (fused_moe/config.py, FusedMoEParallelConfig.make).
+        return 1 / (run.ep if run.ep > 1 else run.tp * (max(1, run.dp) if run.engine == "vllm" else 1))
     if split == "vocabulary":
         padded = -(-model.vocabulary // _VOCABULARY_STEP) * _VOCABULARY_STEP
         return padded / model.vocabulary / run.tp if run.tp > 1 else 1.0
