@@ -34,14 +34,14 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     return found[0] if found else ""
 
 
-def meant(word: object, known: Iterable[str], prefix: str = "") -> str:
-    """Say which of the known words was meant, or which there are."""
+def meant(word: object, known: Iterable[str], prefix: str = "", listed: Iterable[str] = ()) -> str:
+    """Say which of the known words was meant, or which there are: those of `listed`, where all would be too many."""
     known = sorted(known)
     # What all names share says nothing about which one was meant.
     near = nearest(str(word).removeprefix(prefix), [name.removeprefix(prefix) for name in known])
     if near:
         return f"did you mean {prefix}{near}?"
-    return f"known are {', '.join(known)}" if known else "there are none"
+    return f"known are {', '.join(sorted(listed) or known)}" if known else "there are none"
 
 
 def where(host: str, path: Path, locate: Locate) -> str:
@@ -199,14 +199,15 @@ def _twins(host: str, spec: HostSpec, locate: Locate) -> list[Failure]:
 def _catalog_failures(host: str, spec: HostSpec, locate: Locate) -> list[Failure]:
     failures = []
     cards = catalog.load("gpus")["cards"]
+    stacks = catalog.load("stacks")["stacks"]
     names = [name for key, card in cards.items() for name in (key, *card["aliases"])]
-    for key, value, known, noun in (
-        ("gpuready_gpu_model", spec.gpuready_gpu_model, names, "GPU"),
-        ("gpuready_stack", spec.gpuready_stack, list(catalog.load("stacks")["stacks"]), "stack"),
+    for key, value, known, listed, noun in (
+        ("gpuready_gpu_model", spec.gpuready_gpu_model, names, cards, "GPU"),
+        ("gpuready_stack", spec.gpuready_stack, list(stacks), stacks, "stack"),
     ):
         if value not in known:
             what = f"{where(host, (key,), locate)} = {shown(value)}: no such {noun} in the catalog"
-            failures.append(Failure(f"spec.unknown_{noun.lower()}", what, "", meant(value, known)))
+            failures.append(Failure(f"spec.unknown_{noun.lower()}", what, "", meant(value, known, listed=listed)))
     return failures
 
 
