@@ -1,7 +1,7 @@
 """A systemd of the tests' own that starts engines by the real steps of their units.
 
-Whatever is asked of it, it holds that no two engines ever run on one GPU or port, and that a start outside a run of
-ours uses a release that was proved.
+Whatever is asked of it, it holds that no two engines ever run on one port, or on one GPU unless both know it divided in
+the same way, and that a start outside a run of ours uses a release that was proved.
 """
 
 from __future__ import annotations
@@ -86,11 +86,18 @@ class Server:
         for other in self.active:
             beside = replica.running(self.layout, name_of(other))
             assert beside.part["port"] != started.part["port"], f"{name} meets {other} on a port"
-            assert not set(self.uuids(other)) & set(self.uuids(unit)), f"{name} meets {other} on a GPU"
+            if not started.part.get("shares") or started.part["shares"] != beside.part.get("shares"):
+                assert not set(self.uuids(other)) & set(self.uuids(unit)), f"{name} meets {other} on a GPU"
         self._pid += 1
         self.active[unit] = self._pid
         replica.wait_ready(self.layout, name, self._pid)
         return 0
+
+    def after(self, unit: str) -> set[str]:
+        """Return the units of engines after which this one starts at boot."""
+        path = self.layout.order(name_of(unit))
+        lines = path.read_text().splitlines() if path.exists() else []
+        return {one for line in lines if line.startswith("After=") for one in line.removeprefix("After=").split()}
 
     def uuids(self, unit: str) -> list[str]:
         return replica.read_devices(self.layout, name_of(unit))["GPUREADY_GPU_UUIDS"].split(",")
@@ -99,7 +106,10 @@ class Server:
         """Boot: /run is empty, and what is enabled starts on the record."""
         self.active.clear()
         shutil.rmtree(self.layout.root / "run", ignore_errors=True)
-        for unit in sorted(self.enabled):
+        waiting = sorted(self.enabled)
+        while waiting:
+            unit = next(one for one in waiting if not self.after(one) & set(waiting))
+            waiting.remove(unit)
             assert self._start(unit) == 0, f"{unit} is enabled and does not start at boot"
 
     def serving(self) -> dict[str, tuple[int, str]]:

@@ -32,6 +32,22 @@ def said_by(judge: Any, server: Server) -> str:
     return ""
 
 
+def sharing(after: str) -> Server:
+    """Return a server whose deployment code starts after chat on GPU 0, and whose unit has this `After=`."""
+    named = {"chat.0": "network.target", "code.0": after, "code.1": "network.target"}
+    topics = {"replicas": {name: {"unit": {"UnitFileState": "enabled", "After": one}} for name, one in named.items()}}
+    parts = [{"index": 0, "gpus": [0], "port": 18101}, {"index": 1, "gpus": [1], "port": 18102}]
+    chat = {"name": "chat", "replicas": [{"index": 0, "gpus": [0], "port": 18100}], "start_after": []}
+    code = {"name": "code", "replicas": parts, "start_after": ["chat"]}
+    return Server("h", {"plan": {"deployments": [chat, code]}, "host": {}, "topics": topics})
+
+
+def test_units_that_share_a_gpu_must_wait_for_one_another() -> None:
+    assert said_by(audit.test_replicas_start_at_boot, sharing(f"network.target {UNIT}")) == ""
+    said = said_by(audit.test_replicas_start_at_boot, sharing("network.target"))
+    assert f"host h: gpuready-engine@code.0.service does not wait for {UNIT}" in said
+
+
 @pytest.mark.parametrize("gpus", [[0], [0, 1]])
 def test_engines_on_loopback_are_good(gpus: list[int]) -> None:
     audit.test_engines_listen_on_loopback_only(server(gpus))

@@ -41,6 +41,28 @@ def test_replicas_run(server: Server) -> None:
 def test_replicas_start_at_boot(server: Server) -> None:
     states = [(unit, now["unit"]["UnitFileState"]) for unit, now in replicas(server)]
     server.demand([f"{unit} is {now}" for unit, now in states if now != "enabled"], "an enabled unit")
+    after = {unit: now["unit"]["After"].split() for unit, now in replicas(server)}
+    found = [
+        f"{unit} does not wait for {other}"
+        for unit, others in before(server).items()
+        for other in others - {*after[unit]}
+    ]
+    server.demand(sorted(found), "units that start one after the other on a GPU that they share")
+
+
+def before(server: Server) -> dict[str, set[str]]:
+    """Return the units after which each unit starts: those of deployments before it, on GPUs of its own."""
+    parts = {one["name"]: one["replicas"] for one in server.plan["deployments"]}
+    return {
+        f"gpuready-engine@{one['name']}.{part['index']}.service": {
+            f"gpuready-engine@{name}.{other['index']}.service"
+            for name in one["start_after"]
+            for other in parts[name]
+            if set(other["gpus"]) & set(part["gpus"])
+        }
+        for one in server.plan["deployments"]
+        for part in one["replicas"]
+    }
 
 
 @pytest.mark.depends_on("test_replicas_run")

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuready.hardware import nvml
-from gpuready.operations import readback
+from gpuready.operations import claims, order, readback
+from gpuready.operations.claims import Claim
 from gpuready.operations.replica import start_seconds
 from gpuready.operations.service import place_unit
 from gpuready.outcome import Change, Failed, Failure, Result
@@ -21,9 +22,6 @@ from gpuready.serving import releases, units
 from gpuready.serving.files import as_json, has_access, read_json, write_text
 from gpuready.serving.layout import Layout, split_replica
 from gpuready.serving.releases import FILE_MODE, Store, replicas_on_disk
-
-Claims = set[tuple[str, int]]
-"""What only one replica can hold: `("GPU", 1)`, `("port", 18100)`."""
 
 
 @dataclass
@@ -47,9 +45,9 @@ class Target:
         return units.unit_of(self.replica)
 
     @property
-    def claims(self) -> Claims:
+    def claims(self) -> set[Claim]:
         """What it needs for itself."""
-        return _claims(self.part["gpus"], self.part["port"])
+        return claims.of_part(self.part)
 
 
 @dataclass
@@ -74,6 +72,7 @@ class Applier:
         return self._result
 
     def _apply(self, plan: Mapping[str, Any], files: Mapping[str, Mapping[str, str]], unit_text: str) -> None:
+        deployments = order.in_order(plan["deployments"])
         report = nvml.probe()
         self._gpus = report.gpus if report else ()
         self._unit_digest = units.digest_of(unit_text)
@@ -81,8 +80,11 @@ class Applier:
         if unit:
             self._result.diff.append(unit)
             self._words.append("the engines' unit is new")
+        if ordered := order.bring(self.layout, deployments, self.check):
+            self._result.diff += ordered
+            self._words.append(f"the order of start {self._say('changed', 'would change')}")
         self._tighten()
-        targets = [target for one in plan["deployments"] for target in self._targets(one, files[one["name"]])]
+        targets = [target for one in deployments for target in self._targets(one, files[one["name"]])]
         gone = sorted(replicas_on_disk(self.layout) - {target.replica for target in targets})
         last = [replica for replica in gone if self._may_serve_on(replica, targets)]
         for replica in gone:
@@ -133,9 +135,9 @@ class Applier:
     def _may_serve_on(self, replica: str, targets: list[Target]) -> bool:
         """Say whether a replica that is no longer declared may go last: it serves while others of its kind restart."""
         name, index = split_replica(replica)
-        needed = {claim for target in targets for claim in target.claims}
+        held = self._held(Store(self.layout, name), index)
         declared = name in {target.store.deployment for target in targets}
-        return declared and not self._held(Store(self.layout, name), index) & needed
+        return declared and not any(claims.clash(target.claims, held) for target in targets)
 
     def _retire(self, replica: str) -> None:
         """Stop a replica that is no longer declared; its releases stay for a return."""
@@ -188,20 +190,20 @@ class Applier:
         planned = [uuid_of.get(index) for index in target.part["gpus"]]
         return "" if None in planned or planned == ready.get("gpu_uuids") else ", ".join(map(str, planned))
 
-    def _held(self, store: Store, index: int) -> Claims:
+    def _held(self, store: Store, index: int) -> set[Claim]:
         """Return what a replica holds now: what its engine was proved on, or all that it may be starting on."""
         replica = f"{store.deployment}.{index}"
         ready = self._ready(replica, units.properties(units.unit_of(replica), "ActiveState", "MainPID"))
         if part := store.part(ready.get("release", 0), index):
-            return _claims(self._now(ready.get("gpu_uuids"), part["gpus"]), part["port"])
+            return claims.of_part(part, self._now(ready.get("gpu_uuids"), part["gpus"]))
         tried = releases.trial_release(self.layout, replica, only_live=False)
         numbers = (store.current(index), tried)
-        return {claim for number in numbers if number for claim in self._claims_of(store, number, index)}
+        return {one for number in numbers if number for one in self._claims_of(store, number, index)}
 
-    def _claims_of(self, store: Store, number: int, index: int) -> Claims:
+    def _claims_of(self, store: Store, number: int, index: int) -> set[Claim]:
         """Return what a replica holds on a release: its recorded GPUs wherever they are now, and its port."""
         part = store.part(number, index)
-        return _claims(self._now(store.gpu_uuids(number, index), part["gpus"]), part["port"]) if part else set()
+        return claims.of_part(part, self._now(store.gpu_uuids(number, index), part["gpus"])) if part else set()
 
     def _now(self, uuids: list[str] | None, planned: list[int]) -> list[int]:
         """Return the indices that GPUs have now; the planned ones where they were not recorded or are gone."""
@@ -244,13 +246,14 @@ class Applier:
         for holder in targets:
             held = self._held(holder.store, holder.index)
             takers = [
-                (taker, taker.claims & held)
+                (taker, wanted)
                 for taker in targets
-                if taker is not holder and pending.get(taker.replica, ("", ""))[0] == "start" and taker.claims & held
+                if taker is not holder and pending.get(taker.replica, ("", ""))[0] == "start"
+                if (wanted := claims.clash(taker.claims, held))
             ]
             if not takers or units.is_stopped(holder.unit):
                 continue
-            taken = ", ".join(f"{taker.replica} takes {_named(claims)}" for taker, claims in takers)
+            taken = ", ".join(f"{taker.replica} takes {claims.named(wanted)}" for taker, wanted in takers)
             self._words.append(f"{holder.replica}: {self._say('stopped', 'would be stopped')} first, because {taken}")
             if not self.check:
                 _stop(holder.unit, f"it holds what another replica needs ({taken})")
@@ -292,7 +295,9 @@ class Applier:
         target.store.mark_verified(number, target.index, evidence)
         for other in targets:
             held = other.store.current(other.index)
-            if other is target or held is None or not self._claims_of(other.store, held, other.index) & target.claims:
+            if other is target or held is None:
+                continue
+            if not claims.clash(target.claims, self._claims_of(other.store, held, other.index)):
                 continue
             units.systemctl("disable", other.unit)
             other.store.unpoint(other.index)
@@ -355,7 +360,7 @@ class Applier:
         """Say whether another replica is recorded on what this one would hold on a release."""
         wanted = self._claims_of(target.store, number, target.index)
         return any(
-            wanted & self._claims_of(other.store, held, other.index)
+            claims.clash(wanted, self._claims_of(other.store, held, other.index))
             for other in targets
             if other is not target and (held := other.store.current(other.index)) is not None
         )
@@ -369,14 +374,6 @@ def _number(target: Target) -> int:
 def _runs(store: Store, number: int, ready: Mapping[str, Any]) -> bool:
     """Say whether what is ready was started on this release as it is on disk."""
     return ready.get("release") == number and ready.get("release_digest") == store.digest(number)
-
-
-def _claims(gpus: Iterable[int], port: int) -> Claims:
-    return {("GPU", gpu) for gpu in gpus} | {("port", port)}
-
-
-def _named(claims: Claims) -> str:
-    return " and ".join(f"its {kind} {number}" for kind, number in sorted(claims))
 
 
 def _stop(unit: str, why: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from gpuready.serving.files import KEEP
 
 UNIT = "gpuready-engine@{replica}.service"
+ORDER = "gpuready-order.conf"
 ENGINE_USER = "gpuready-engine"
 
 
@@ -66,6 +67,14 @@ class Layout:
     def engine_unit(self) -> Path:
         """The template unit of all replicas."""
         return self.root / "etc/systemd/system/gpuready-engine@.service"
+
+    def order(self, replica: str) -> Path:
+        """Return the drop-in that names the units after which a replica's own starts."""
+        return self.root / "etc/systemd/system" / f"{UNIT.format(replica=replica)}.d" / ORDER
+
+    def orders(self) -> list[Path]:
+        """Return all such drop-ins that are there."""
+        return sorted((self.root / "etc/systemd/system").glob(f"{UNIT.format(replica='*')}.d/{ORDER}"))
 
 
 def split_replica(replica: str) -> tuple[str, int]:

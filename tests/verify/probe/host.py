@@ -199,6 +199,8 @@ def leftovers(record: dict[str, Any]) -> list[str]:
     recorded = map(Path, (record["host"] or {}).get("files", {}))
     found += [half for path in recorded if (half := path.with_name(f".{path.name}.new")).exists()]
     found += [path for path in (RUN / ".trial").glob("*") if path.name not in replicas]
+    orders = Path("/etc/systemd/system").glob("gpuready-engine@*.service.d/gpuready-order.conf")
+    found += [path for path in orders if path.parent.name[16:-10] not in replicas]
     return sorted(map(str, found))
 
 

@@ -152,7 +152,7 @@ def replicas(record: dict[str, Any]) -> dict[str, Any]:
 
 def _replica(name: str, index: int, sockets: list[tuple[str, int, int]]) -> dict[str, Any]:
     replica = f"{name}.{index}"
-    state = unit(f"gpuready-engine@{replica}.service", *SANDBOX)
+    state = unit(f"gpuready-engine@{replica}.service", "After", *SANDBOX)
     link = STATE / "replicas" / name / str(index) / "current"
     number = link.readlink().name if link.is_symlink() else ""
     files = folder_files(STATE / "releases" / name / number) if number else None
