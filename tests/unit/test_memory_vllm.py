@@ -215,6 +215,26 @@ def test_a_compressed_cache_holds_as_many_requests_as_reported(tp: int, dp: int,
     assert found.bytes_per_token == (22 * 37_440 + 21 * 8_640 + 20 * 1_728) / 256
 
 
+@pytest.mark.parametrize(
+    ("version", "name", "second"),
+    [
+        ("0.21.0", "Qwen/Qwen3-8B", False),
+        ("0.22.0", "Qwen/Qwen3-8B", True),
+        ("0.23.0", "Qwen/Qwen3-8B-FP8", False),
+        ("0.24.0", "Qwen/Qwen3-8B-FP8", True),
+        ("0.24.0", "microsoft/phi-4", False),
+        ("0.25.0", "microsoft/phi-4", True),
+        ("0.28.0", "Qwen/Qwen3-30B-A3B", False),
+        ("0.29.0", "Qwen/Qwen3-30B-A3B", True),
+    ],
+)
+def test_the_second_model_runner_samples_without_copies_of_the_logits(version: str, name: str, second: bool) -> None:
+    model = known.facts(name)
+    found = campaign(name, version=version, max_num_batched_tokens=1024)
+    logits = 1024 * model.vocabulary * 2 / GIB
+    assert (found.activation.value < 3 * logits) is second
+
+
 def test_the_fullest_pipeline_stage_decides() -> None:
     # The first stage has the embedding and 8 layers; the last one also samples, and has room for fewer blocks.
     found = campaign("meta-llama/Llama-3.1-8B-Instruct", pp=4)
@@ -311,6 +331,13 @@ def test_a_length_that_does_not_fit_is_refused_with_the_longest_that_does() -> N
     assert not found.fits
     assert "needs 5.62 GiB of KV cache and 4.50 are left; set max_model_len to 32,768 or less" in found.refusal
     assert estimate(model, Device("24 GB class", 23.5, 8.6), replace(run, max_model_len=32_768)).fits
+
+
+def test_a_cache_of_more_than_is_left_is_refused() -> None:
+    found = campaign("meta-llama/Llama-3.1-8B-Instruct", kv_bytes=70 << 30)
+    assert not found.fits
+    assert "the KV cache is set to 70.00 GiB and 60." in found.refusal
+    assert "beside the weights (14.99)" in found.refusal
 
 
 def test_a_fraction_of_more_than_is_free_is_refused() -> None:

@@ -39,36 +39,45 @@ class Stage:
     """What the budget leaves for the KV cache."""
 
     @property
+    def taken(self) -> float:
+        """Return the expected GiB of all but KV cache and graphs."""
+        return self.weights.value + self.activation.value + self.non_torch.value
+
+    @property
     def blocks(self) -> int:
         """Return how many blocks it has room for."""
         return self.pool.blocks(self.left.value * GIB)
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a run starts, by the expected figures and by the worst of their bands."""
+
+    fits: bool
+    surely_fits: bool
+    refusal: str
+
+
 def estimate(model: ModelFacts, device: Device, run: Run, constants: ConstantSet) -> Estimate:
     """Return where the memory of the fullest GPU goes, with vLLM's defaults filled in."""
-    chosen = settings(model, device, run, constants.values)
+    rules = constants.values
+    chosen = settings(model, device, run, rules)
     budget = math.ceil(device.total_gib * GIB * chosen.fraction) / GIB
     stages = _stages(model, device, run, chosen, constants, budget)
     stage = min(stages, key=lambda one: (one.blocks, one.left.value))
     found = stage.pool
     blocks = [found.blocks(gib * GIB) for gib in (stage.left.value, stage.left.low, stage.left.high)]
-    length = chosen.max_model_len
-    by_concurrency = constants.values["tokens_by_concurrency"]
-    tokens = [found.printed_tokens(count, length, by_concurrency) for count in blocks]
-    needed = found.request_bytes(length) / GIB
-    spare = found.block_bytes / GIB if constants.values["null_block"] else 0.0
-    before = _before(device, run, constants)
-    start = _start_refusal(device, chosen, budget, before)
-    counted = _counted(device, constants)
-    fits = not start and _fits(found, stage.left.value - spare, needed)
-    surely = not start and _fits(found, stage.left.low - spare, needed)
+    tokens = [found.printed_tokens(count, chosen.max_model_len, rules["tokens_by_concurrency"]) for count in blocks]
+    before, counted = _before(device, run, constants), _counted(device, constants)
+    outside = before if counted else before + stage.graphs
+    if not rules["all_counted"]:
+        outside += _kept(model, run, chosen)
+    verdict = _verdict(device, run, chosen, constants, stage, budget, before)
     if not found.groups:
         # An encoder has no KV cache, and leaves the rest of its budget alone.
         stage = replace(stage, left=Range.exact(min(0.0, stage.left.value)))
     if run.kv_bytes is not None or not found.groups:
-        budget = sum(part.value for part in (stage.weights, stage.activation, stage.non_torch, stage.left))
-        budget += stage.graphs.value if counted else 0.0
-    outside = before if counted else before + stage.graphs
+        budget = stage.taken + stage.left.value + (stage.graphs.value if counted else 0.0)
     return Estimate(
         run=_filled(run, chosen, found),
         constants=constants.name,
@@ -85,13 +94,34 @@ def estimate(model: ModelFacts, device: Device, run: Run, constants: ConstantSet
         bytes_per_token=found.token_bytes,
         block_tokens=found.block_tokens,
         blocks=blocks[0],
-        request_gib=needed,
-        fits=fits,
-        surely_fits=surely,
-        refusal=start or ("" if fits else _refusal(run, device, chosen, stage, budget, needed, spare)),
+        request_gib=found.request_bytes(chosen.max_model_len) / GIB,
+        fits=verdict.fits,
+        surely_fits=verdict.surely_fits,
+        refusal=verdict.refusal,
         free_gib=device.total_gib - outside.value - budget,
         notes=_notes(model, device, run, chosen, constants, stage, len(stages)),
     )
+
+
+def _verdict(
+    device: Device, run: Run, chosen: Settings, constants: ConstantSet, stage: Stage, budget: float, before: Range
+) -> Verdict:
+    """Return whether the run starts: the fraction is free, a KV cache of given bytes has room, one request fits."""
+    needed = stage.pool.request_bytes(chosen.max_model_len) / GIB
+    spare = stage.pool.block_bytes / GIB if constants.values["null_block"] else 0.0
+    refusal = _start_refusal(device, chosen, budget, before)
+    room = device.total_gib - before.value - stage.taken - stage.graphs.value
+    if not refusal and run.kv_bytes is not None and stage.left.value > room:
+        refusal = (
+            f"the KV cache is set to {stage.left.value:.2f} GiB and {max(0.0, room):.2f} of {device.total_gib:.2f} GiB "
+            f"on {device.name} are left beside the weights ({stage.weights.value:.2f}) and what else the engine takes; "
+            "set less, or use more GPUs"
+        )
+    fits = not refusal and _fits(stage.pool, stage.left.value - spare, needed)
+    surely = not refusal and _fits(stage.pool, stage.left.low - spare, needed)
+    if not fits and not refusal:
+        refusal = _refusal(run, device, chosen, stage, budget, needed, spare)
+    return Verdict(fits, surely, refusal)
 
 
 def request_gib(model: ModelFacts, run: Run, constants: ConstantSet, tokens: int) -> float:
@@ -136,9 +166,14 @@ def _before(device: Device, run: Run, constants: ConstantSet) -> Range:
     """Return what is used before vLLM looks at what is free."""
     if device.free_gib is not None:
         return Range.exact(device.total_gib - device.free_gib)
-    several = constants.range("several_gpus_gib") if run.tp * run.pp > 1 else Range.exact(0.0)
+    several = Range.exact(0.0) if constants.values["nccl_counted"] else _nccl(device, run, constants)
     context = Range.exact(0.0) if constants.values["context_counted"] else constants.range("context_gib")
     return context + several
+
+
+def _nccl(device: Device, run: Run, constants: ConstantSet) -> Range:
+    several = run.tp * run.pp > 1 and device.nvlink
+    return constants.range("several_gpus_gib") if several else Range.exact(0.0)
 
 
 def _non_torch(device: Device, run: Run, chosen: Settings, model: ModelFacts, constants: ConstantSet) -> Range:
@@ -149,7 +184,13 @@ def _non_torch(device: Device, run: Run, chosen: Settings, model: ModelFacts, co
         found = constants.range("non_torch_gib", "pipeline" if run.pp > 1 else "one")
     if constants.values["context_counted"]:
         found += constants.range("context_gib")
-    return found + Range.exact(vllm_activation.kept_by_second_runner(model, run, chosen) / GIB)
+    if constants.values["nccl_counted"]:
+        found += _nccl(device, run, constants)
+    return found + _kept(model, run, chosen) if constants.values["all_counted"] else found
+
+
+def _kept(model: ModelFacts, run: Run, chosen: Settings) -> Range:
+    return Range.exact(vllm_activation.kept_by_second_runner(model, run, chosen) / GIB)
 
 
 def _counted(device: Device, constants: ConstantSet) -> bool:
@@ -253,6 +294,11 @@ def _notes(
         )
     if stages > 1:
         notes.append(f"the fullest of {stages} pipeline stages decides how many blocks all of them have")
+    if _counted(device, constants) and run.dp > 1 and run.ep > 1:
+        notes.append(
+            "for experts spread over data-parallel GPUs vLLM's own estimate of CUDA graphs has been 33 and 62 GiB, "
+            "which it takes off the KV cache; VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0 gives that back"
+        )
     if device.unified:
         notes.append(f"this card shares its memory with the host: {_UNIFIED_PLACES} count as used until they are freed")
     return tuple(notes)

@@ -113,13 +113,14 @@ def _block(model: ModelFacts, device: Device) -> int:
 
 def _second_runner(model: ModelFacts, run: Run, rule: Any) -> bool:
     """Return whether a release takes its second model runner for a model (config/vllm.py, use_v2_model_runner)."""
-    if rule == "none" or run.task in POOLING:
+    if run.task in POOLING:
         return False
     if rule == "all":
         return True
-    if rule == "not_sparse":
-        return model.experts is None and not any(group.kind == "recurrent" for group in model.groups)
-    return model.architecture in rule and model.quantization is None and run.quantization is None
+    if model.architecture in rule["architectures"]:
+        return rule["quantized"] or (model.quantization is None and run.quantization is None)
+    recurrent = any(group.kind == "recurrent" for group in model.groups)
+    return bool(rule["dense"]) and model.experts is None and not recurrent
 
 
 def _graph_sizes(run: Run, requests: int, tokens: int, rules: Mapping[str, Any]) -> int:
