@@ -133,3 +133,21 @@ def test_json_carries_code_what_why_and_fix(pyz: Path) -> None:
     (failure,) = json.loads(answer.stdout)["failures"]
     assert failure["code"] == "input.not_json"
     assert set(failure) == {"code", "what", "why", "fix"}
+
+
+def test_a_server_plans_by_a_configuration_and_knows_no_models_by_name(pyz: Path, tmp_path: Path) -> None:
+    config = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config |= {"intermediate_size": 128, "vocab_size": 1000, "max_position_embeddings": 8192}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**config, "model_type": "llama", "torch_dtype": "bfloat16"}))
+    made = run(pyz, "plan", "make", "--config", str(path), "--gpu", "h100")
+    assert (made.returncode, made.stderr) == (0, "")
+    assert "KV cache" in made.stdout
+    named = run(pyz, "plan", "make", "--model", "Qwen/Qwen3-8B", "--gpu", "h100")
+    assert named.returncode == 2
+    assert named.stderr.endswith("on the controller only; give the model's config.json with --config.\n")
+    drawn = run(pyz, "plan", "make", "--config", str(path), "--gpu", "h100", "--svg", str(tmp_path / "p.svg"))
+    assert (drawn.returncode, drawn.stderr.partition(": ")[2]) == (
+        3,
+        "--svg: pictures are made on the controller only; run it from the checkout's .venv.\n",
+    )

@@ -1,28 +1,148 @@
-"""`gpuready plan`: what fits and why."""
+"""`gpuready plan`: what fits on which card, how many requests it serves, and why. Needs no GPU and no network."""
 
 from __future__ import annotations
 
-from gpuready.cli.plan_backtest import OPTIONS, run_backtest
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpuready.cli import asked, plan_backtest, plan_page
+from gpuready.cli.plan_compare import run_compare, run_recommend
+from gpuready.cli.plan_docs import run_docs
+from gpuready.cli.plan_host import plan_of
+from gpuready.cli.plan_options import COMPARE, EXPLAIN, MAKE, RECOMMEND
+from gpuready.cli.reading import object_of
 from gpuready.cli.verb import Call, Verb
-from gpuready.outcome import Failure, Refusal, Result
+from gpuready.cli.writing import write
+from gpuready.operations import readback
+from gpuready.outcome import Failure, MachineCannot, Refusal, Result
+from gpuready.planning import search
+from gpuready.planning.explain import Bar, Explanation, explain, of_host, read
+from gpuready.planning.wish import Option
 from gpuready.serving.files import read_json
 from gpuready.serving.layout import Layout
 
 
-def _explain(_: Call) -> Result:
-    plan = read_json(Layout().plan)
+def _planned(call: Call) -> Option:
+    """Return the best way to run the one deployment that the options ask for."""
+    said, gathered = call.options, asked.Gathered()
+    chosen = gathered.of(lambda: asked.model(said["model"], said["config"], said["quantization"]))
+    where = gathered.of(lambda: asked.place(said["gpu"], said["gpus"], said["mig"]))
+    plain = gathered.of(lambda: asked.asked(said))
+    gathered.end()
+    if chosen is None or where is None or plain is None:
+        raise AssertionError  # end() has refused
+    runs = asked.engine(said["engine"], said["version"], where, chosen.facts)
+    return search.best(asked.wish("chat", chosen, runs, plain), where)
+
+
+def _make(call: Call) -> Result:
+    if call.options["host"]:
+        _alone(call, "host", "model", "config", "gpu", "mig", "engine", "version", "workload")
+        return _stored(call, plan_of(call.options["host"]), call.options["host"], whole=False)
+    return _shown(call, [explain(_planned(call))], whole=False)
+
+
+def _explain(call: Call) -> Result:
+    said = call.options
+    if said["host"]:
+        _alone(call, "host", "input", "model", "config", "gpu", "mig", "engine", "version", "workload")
+        return _stored(call, plan_of(said["host"]), said["host"], whole=True)
+    if said["model"] or said["config"] or said["gpu"]:
+        _alone(call, "input" if said["input"] else "model", *(["model", "config", "gpu"] if said["input"] else []))
+        return _shown(call, [explain(_planned(call))], whole=True)
+    path = said["input"] or str(Layout().plan)
+    plan = object_of(path) if said["input"] else read_json(Layout().plan)
     if plan is None:
-        raise Refusal(Failure("plan.none", "this server has no plan yet", "", "run site.yml for it"))
-    lines = []
-    for deployment in plan["deployments"]:
-        lines.append(f"{deployment['name']}:")
-        lines += [f"  {line}" for line in deployment["explain"]]
-    return Result(summary="\n".join(lines), data={"plan": plan})
+        fix = "run site.yml for it, or name what is to be planned: --model and --gpu"
+        raise Refusal(Failure("plan.none", "this server has no plan yet", "", fix))
+    return _with_measured(call, _stored(call, plan, path, whole=True), [] if said["input"] else plan["deployments"])
+
+
+def _with_measured(call: Call, result: Result, deployments: Sequence[Mapping[str, Any]]) -> Result:
+    """Add what the engines of this server say that they have."""
+    said = readback.sentences(Layout(), deployments)
+    if said:
+        lines = [*call.screen.heading("What the engines have"), *plan_page.bullets(said, call.screen)]
+        result.page = "\n".join([result.page or result.summary, "", *lines])
+        result.data["measured"] = said
+    return result
+
+
+def _alone(call: Call, chosen: str, *others: str) -> None:
+    """Refuse options that say something else than the chosen one."""
+    given = [f"--{name}" for name in others if call.options.get(name)]
+    if given:
+        what = f"--{chosen} and {', '.join(given)} contradict each other"
+        raise asked.refused("plan.contradiction", what, "", "say one of them")
+
+
+def _stored(call: Call, plan: Mapping[str, Any], path: str, whole: bool) -> Result:
+    """Show a stored plan, or what `plan make --json` has printed; an older plan has its sentences alone."""
+    try:
+        plan = plan["data"] if isinstance(plan.get("data"), Mapping) else plan
+        deployments = plan.get("deployments") or []
+        given = plan.get("explanations") or [one.get("explanation") for one in deployments]
+        if given and all(given):
+            gpus = [one["replicas"][0]["gpus"] for one in deployments] or [[]] * len(given)
+            return _shown(call, [read(one) for one in given], whole, gpus, plan)
+        lines = []
+        for deployment in plan["deployments"]:
+            lines += [f"{deployment['name']}:", *(f"  {line}" for line in deployment["explain"])]
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        fix = "give the plan.json of a server, or what gpuready plan make --json has printed"
+        raise asked.refused("plan.not_one", f"{path} is not a plan", "", fix) from error
+    return Result(summary="\n".join(lines), data={"plan": dict(plan)})
+
+
+def _shown(
+    call: Call,
+    explanations: Sequence[Explanation],
+    whole: bool,
+    gpus: Sequence[Sequence[Any]] = (),
+    plan: Mapping[str, Any] | None = None,
+) -> Result:
+    """Return explanations for people and machines, and write the pictures that were asked for."""
+    if len(explanations) == 1:
+        heading, bars = explanations[0].title, explanations[0].bars
+        page = plan_page.page(explanations[0], call.screen, whole)
+    else:
+        heading, bars = f"{len(explanations)} deployments of a host", of_host(list(zip(explanations, gpus)))  # noqa: B905
+        page = plan_page.host_page(bars, explanations, call.screen, whole)
+    written = _write_pictures(call, heading, explanations, bars)
+    data: dict[str, Any] = {"explanations": [one.as_dict() for one in explanations]}
+    if plan is not None and "deployments" in plan:
+        data["plan"] = dict(plan)
+    return Result(
+        summary=" ".join(f"{one.name}: {one.title}. {one.limit}" for one in explanations),
+        page="\n".join([page, *(["", *written] if written else [])]),
+        data=data,
+    )
+
+
+def _write_pictures(call: Call, heading: str, explanations: Sequence[Explanation], bars: Sequence[Bar]) -> list[str]:
+    wanted = [(kind, call.options[kind]) for kind in ("svg", "html") if call.options.get(kind)]
+    if not wanted:
+        return []
+    try:
+        from gpuready.rendering import plan_page as pictures
+    except ModuleNotFoundError as error:
+        what = f"--{wanted[0][0]}: pictures are made on the controller only"
+        raise MachineCannot(Failure("plan.controller", what, "", "run it from the checkout's .venv")) from error
+    for kind, path in wanted:
+        write(path, pictures.svg(heading, bars) if kind == "svg" else pictures.html(heading, explanations, bars))
+    return [f"{path} is written." for _, path in wanted]
 
 
 VERBS = {
-    "explain": Verb("say what was planned for this server, and why", _explain),
+    "make": Verb("plan a deployment: its settings, where every GiB goes, what it serves", _make, options=MAKE),
+    "explain": Verb("say why: limits, what one more step would cost, rules of thumb", _explain, options=EXPLAIN),
+    "compare": Verb("several cards, engines, formats or models side by side", run_compare, options=COMPARE),
+    "recommend": Verb("rank what could serve a workload, the cheapest first", run_recommend, options=RECOMMEND),
     "backtest": Verb(
-        "compare the planner with runs that were measured", run_backtest, arguments=["runs"], options=OPTIONS
+        "compare the planner with runs that were measured",
+        plan_backtest.run_backtest,
+        arguments=["runs"],
+        options=plan_backtest.OPTIONS,
     ),
+    "docs": Verb("make the worked examples of docs anew, with their pictures", run_docs, changes=True),
 }

@@ -52,8 +52,13 @@ def _told(found: Explanation, screen: Screen, whole: bool) -> list[str]:
     return lines
 
 
+def bullets(sentences: Iterable[str], screen: Screen) -> list[str]:
+    """Return sentences as a list."""
+    return [line for one in sentences for line in screen.paragraph(one, "  - ", "    ")]
+
+
 def _list(screen: Screen, heading: str, sentences: Iterable[str]) -> list[str]:
-    lines = [line for one in sentences for line in screen.paragraph(one, "  - ", "    ")]
+    lines = bullets(sentences, screen)
     return ["", *screen.heading(heading), *lines] if lines else []
 
 

@@ -1,0 +1,177 @@
+"""`gpuready plan compare` and `recommend`: several ways to serve one workload, side by side or ranked."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+from gpuready import catalog
+from gpuready.cli import asked, plan_table
+from gpuready.cli.verb import Call
+from gpuready.outcome import Refusal, Result
+from gpuready.planning import search
+from gpuready.planning.compare import Answer, Candidate, Prices, Row, compare, row
+from gpuready.planning.memory import device
+from gpuready.planning.prices import price
+from gpuready.planning.recommend import Ranking, rank
+from gpuready.planning.wish import Place, Wish
+
+_CARD = re.compile(r"(?:(\d{1,2})x)?(.+?)(?::([1-9]g\.\d{1,3}gb\S*))?")
+COUNTS = (1, 2, 4, 8)
+"""Numbers of GPUs that servers have, and over which models can be split."""
+SHARES = (3, 2)
+"""A shared GPU is looked at as a third and as a half of one."""
+SHOWN = 15
+"""Ways that are shown unless all are asked for."""
+
+
+def ask(wish: Wish, place: Place) -> Answer:
+    """Return the search's best option, or its reasons in one text."""
+    found = search.search(wish, place)
+    return (found.options[0] if found.options else None), " ".join(one.sentence() for one in found.failures)
+
+
+def place(text: str, count: int) -> Place:
+    """Read `[COUNTx]CARD[:PROFILE]`."""
+    parts = _CARD.fullmatch(text)
+    if parts is None or parts[1] == "0":
+        raise asked.refused("plan.card", f"--gpu = {text!r} is refused", "the form is CARD, 8xCARD or CARD:PROFILE")
+    return asked.place(parts[2], int(parts[1] or count), parts[3])
+
+
+def _rates(call: Call) -> dict[str, float]:
+    return dict(call.options["rate"] or [])
+
+
+def _priced(call: Call) -> Prices:
+    return partial(price, term=call.options["term"])
+
+
+def _versions(said: Sequence[str]) -> dict[str, str]:
+    """Return versions by engine; `*` is for every engine."""
+    found: dict[str, str] = {}
+    for text in said:
+        name, sign, version = text.partition("=")
+        if sign and name not in asked.ENGINES:
+            fix = asked.nearest(name, asked.ENGINES)
+            raise asked.refused("plan.engine", f"--version = {text!r}: no such engine", "", fix)
+        found[name if sign else "*"] = version if sign else name
+    return found
+
+
+def _candidates(call: Call) -> Iterator[Candidate]:
+    said = call.options
+    if not said["gpu"]:
+        raise asked.refused("plan.card", "no card is named", "", "name several with --gpu, e.g. --gpu t4 --gpu 8xh100")
+    versions = _versions(said["version"] or [])
+    places = [place(text, said["gpus"]) for text in said["gpu"]]
+    plain = asked.asked(said)
+    for name, quantization in itertools.product(said["model"] or [None], said["quantization"] or [None]):
+        chosen = asked.model(name, said["config"], quantization)
+        for where, engine in itertools.product(places, said["engine"] or [None]):
+            version = versions.get(engine or "vllm", versions.get("*"))
+            runs = asked.engine(engine, version, where, chosen.facts)
+            yield Candidate(asked.wish("chat", chosen, runs, plain), where, quantization or "")
+
+
+def run_compare(call: Call) -> Result:
+    """Return a row for everything that the options name."""
+    rows = compare(_candidates(call), ask, _priced(call), _rates(call))
+    running = [one for one in rows if one.requests is not None]
+    wanted = asked.asked(call.options).workload.concurrency
+    lines: list[str] = []
+    if running:
+        lines += [*plan_table.table(running, wanted, call.screen), "", *plan_table.notes(running, call.screen)]
+    if refused := plan_table.refusals(rows, call.screen):
+        lines += ["", *call.screen.heading("Does not run"), *refused]
+    summary = f"{len(running)} of {len(rows)} ways run"
+    return Result(summary=summary, page="\n".join(lines).strip("\n"), data={"rows": [one.as_dict() for one in rows]})
+
+
+def _ladders() -> Iterator[list[Place]]:
+    """Yield places of one kind, each list from the smallest on: whole GPUs, MIG slices, parts of a GPU."""
+    for card in catalog.load("gpus")["cards"]:
+        one = asked.place(card, 1, None)
+        yield [replace(one, count=count) for count in COUNTS]
+        for profile, slices in device.profiles(card).items():
+            yield [replace(asked.place(card, 1, profile), count=count) for count in range(1, slices["count"] + 1)]
+        yield [replace(one, shared_gib=one.device.total_gib / parts) for parts in SHARES]
+
+
+def _climb(
+    ladder: Sequence[Place], chosen: asked.Model, quantization: str, call: Call, plain: asked.Asked
+) -> list[Row]:
+    """Return the rows of a ladder up to the first place that serves everything, for every engine."""
+    rows = []
+    for engine in call.options["engine"] or asked.ENGINES:
+        for where in ladder:
+            try:
+                runs = asked.engine(engine, None, where, chosen.facts)
+            except Refusal:
+                break
+            candidate = Candidate(asked.wish("chat", chosen, runs, plain), where, quantization)
+            rows.append(row(candidate, ask, _priced(call), _rates(call)))
+            if (rows[-1].requests or 0) >= plain.workload.concurrency:
+                break
+    return rows
+
+
+def run_recommend(call: Call) -> Result:
+    """Return what could serve the workload, best first."""
+    said = call.options
+    plain = asked.asked(said)
+    rows: list[Row] = []
+    for quantization in said["quantization"] or [None]:
+        chosen = asked.model(said["model"], said["config"], quantization)
+        for ladder in _ladders():
+            rows += _climb(ladder, chosen, quantization or "", call, plain)
+    ranking = rank(rows, plain.workload.concurrency, said["budget"])
+    if not ranking.rows:
+        raise _nothing(ranking, plain.workload.concurrency, said["budget"])
+    first = ranking.rows[0]
+    data = {
+        "ranked": [one.as_dict() for one in ranking.rows],
+        "too_small": [one.as_dict() for one in ranking.too_small],
+        "impossible": [one.as_dict() for one in ranking.impossible],
+        "too_dear": ranking.too_dear,
+        "unpriced": ranking.unpriced,
+    }
+    return Result(
+        summary=f"best of {len(ranking.rows)}: {first.where}, {first.engine} {first.version}, weights {first.weights}",
+        page="\n".join(_ranking_page(ranking, plain.workload.concurrency, call)),
+        data=data,
+    )
+
+
+def _ranking_page(ranking: Ranking, wanted: int, call: Call) -> list[str]:
+    screen, everything = call.screen, call.options["all"]
+    shown = ranking.rows if everything else ranking.rows[:SHOWN]
+    lines = [*plan_table.table(shown, wanted, screen, numbered=True), "", *plan_table.notes(shown, screen)]
+    left = [
+        (len(ranking.rows) - len(shown), "more would do; --all shows them"),
+        (ranking.too_dear, "would do and cost more than the budget"),
+        (ranking.unpriced, "would do and have no known price, so the budget leaves them out"),
+    ]
+    lines += [line for count, text in left if count for line in screen.paragraph(f"{count} {text}.")]
+    if everything and ranking.too_small:
+        lines += ["", *screen.heading("Too small"), *plan_table.table(ranking.too_small, wanted, screen)]
+    if everything and ranking.impossible:
+        lines += ["", *screen.heading("Does not run"), *plan_table.refusals(ranking.impossible, screen)]
+    return lines
+
+
+def _nothing(ranking: Ranking, wanted: int, budget: float | None) -> Refusal:
+    if ranking.too_dear or ranking.unpriced:
+        what = f"nothing serves {wanted} requests at once for {budget:,.0f} yuan a month"
+        why = f"{ranking.too_dear} ways cost more, {ranking.unpriced} have no known price"
+        return asked.refused("plan.budget", what, why, "raise the budget, or leave it out to see them")
+    what = f"nothing in the catalog serves {wanted} requests at once"
+    if not ranking.too_small:
+        why = ranking.impossible[0].refusal.rstrip(".") if ranking.impossible else ""
+        return asked.refused("plan.nothing", what, why, "choose a smaller model, or --allow-lossy")
+    most = ranking.too_small[0]
+    why = f"the most is {most.requests}, on {most.where} with {most.engine} {most.version}"
+    return asked.refused("plan.nothing", what, why, "ask for fewer requests or shorter ones, or --allow-lossy")
