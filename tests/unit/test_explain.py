@@ -143,7 +143,20 @@ def test_a_step_that_does_not_fit_says_the_arithmetic(monkeypatch: pytest.Monkey
     monkeypatch.setattr(steps, "estimate", lambda model, device, run: refused)
     length = next(step for step in steps.steps(option()) if step.name == "length")
     assert not length.possible
-    assert length.says.endswith("does not fit. One request of 35,328 tokens needs 4.31 GiB, 2.00 are left.")
+    assert length.says.endswith("does not fit: One request of 35,328 tokens needs 4.31 GiB, 2.00 are left.")
+
+
+def test_a_model_that_keeps_nothing_of_a_request_has_no_steps_and_says_so() -> None:
+    found = explain.explain(option(estimate={"bytes_per_token": 0.0}))
+    assert found.steps == ()
+    assert found.limit.endswith("all 64 wanted requests at once are served, and nothing is kept of a request.")
+
+
+def test_a_step_that_the_card_cannot_do_says_why() -> None:
+    v100s = option(place=Place(Device("v100s-32gb", 31.74, 7.0), 1), run=replace(RUN, version="0.8.5.post1"))
+    step = next(step for step in steps.steps(v100s) if step.name == "kv_dtype")
+    assert not step.possible
+    assert step.says.startswith("KV cache in 8 bits (may change answers): ")
 
 
 def test_rules_of_thumb_are_told_beside_the_figures() -> None:

@@ -340,7 +340,8 @@ class Asked:
     """What the options of a verb say of one deployment, beside model, card and engine."""
 
     workload: Workload
-    task: str
+    task: str | None
+    """None: what the model is made for."""
     allow_lossy: bool
     headroom_gib: float | None
     settings: dict[str, int | float | str]
@@ -372,7 +373,7 @@ def wish(name: str, chosen: Model, runs: tuple[str, str], said: Asked) -> Wish:
         engine=runs[0],
         version=runs[1],
         workload=said.workload,
-        task=said.task,
+        task=said.task or chosen.facts.task,
         allow_lossy=said.allow_lossy,
         headroom_gib=said.headroom_gib,
         settings=said.settings,

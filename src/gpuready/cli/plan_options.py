@@ -44,9 +44,7 @@ _SHARED = (
     Option("allow-lossy", "also what may change answers: weights quantized while loading, an 8 bit KV cache"),
     Option("headroom", "memory of every GPU to be left to nobody", "GIB", number(0, 1000)),
     Option("set", "a setting that is to stay so, e.g. max_num_seqs=256 or kv_dtype=fp8", "NAME=VALUE", repeatable=True),
-    Option(
-        "task", "what the model is for (default: generate)", "TASK", default="generate", choices=lambda: asked.TASKS
-    ),
+    Option("task", "what it is asked for (default: what the model is made for)", "TASK", choices=lambda: asked.TASKS),
     Option("draft", "speculative decoding: tokens at once, and the draft model if it is not built in", "N[:MODEL]"),
     Option("lora", "adapters served beside the model, e.g. 4x16", "SLOTSxRANK", asked.lora),
     Option("kv-offload", "host memory for KV that no longer fits on the GPU", "GIB", number(0, 100_000)),

@@ -258,6 +258,8 @@ def _limit(option: Option) -> str:
     told = f"{served} of {wanted} wanted requests at once are served"
     chance = f"{option.wish.workload.preemption:.0%}"
     length = count(option.run.max_model_len or option.wish.model.context_tokens)
+    if option.binding == "wanted" and not option.estimate.bytes_per_token:
+        return f"Nothing limits it: all {wanted} wanted requests at once are served, and nothing is kept of a request."
     said = {
         "wanted": f"Nothing limits it: all {wanted} wanted requests at once are served, and the KV cache would hold "
         f"{option.possible}.",

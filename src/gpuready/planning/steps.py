@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from gpuready.planning import support
 from gpuready.planning.memory.estimate import Unresolved, estimate, request_gib
 from gpuready.planning.memory.run import Estimate, Run
 from gpuready.planning.wish import Option
@@ -28,7 +29,9 @@ class Step:
 
 
 def steps(option: Option) -> tuple[Step, ...]:
-    """Return every step that means something for the option, cheapest first."""
+    """Return every step that means something for the option, cheapest first; none where no request is kept."""
+    if not option.estimate.bytes_per_token:
+        return ()
     found = [
         _one_more_request(option),
         _twice_the_length(option),
@@ -41,28 +44,31 @@ def steps(option: Option) -> tuple[Step, ...]:
     return tuple(one for one in found if one is not None)
 
 
-def _again(option: Option, run: Run) -> Estimate | None:
+def _again(option: Option, run: Run) -> Estimate | str:
+    """Return the estimate of another run, or why it is none that could be started, as the end of a sentence."""
+    model, device = option.wish.model, option.place.device
+    objections = support.objections(model, device, run)
+    if objections:
+        return f"{objections[0].what}: {objections[0].why}"
     try:
-        return estimate(option.wish.model, option.place.device, run)
+        found = estimate(model, device, run)
     except Unresolved:
-        return None
+        return "not known for this version"
+    return found if found.fits else f"does not fit: {found.refusal.rstrip('.')}"
 
 
 def _requests(option: Option, after: Estimate) -> int:
-    """Return how many requests at once all replicas' KV caches would hold."""
+    """Return how many requests at once all replicas' KV caches would hold, counted as the search counts them."""
     model, run = option.wish.model, after.run
     longest = run.max_model_len or model.context_tokens
-    one = requests_that_fit(
-        option.wish.workload, longest, after.kv.value, lambda tokens: request_gib(model, run, tokens)
-    )
-    return one * option.replicas
+    pool = after.kv.low if after.surely_fits else after.kv.value
+    one = requests_that_fit(option.wish.workload, longest, pool, lambda tokens: request_gib(model, run, tokens))
+    return max(1, one) * option.replicas
 
 
-def _told(name: str, what: str, option: Option, after: Estimate | None, more: str = "") -> Step:
-    if after is None:
-        return Step(name, f"{what}: not known for this version.", possible=False)
-    if not after.fits:
-        return Step(name, f"{what}: does not fit. {after.refusal}".rstrip(), possible=False)
+def _told(name: str, what: str, option: Option, after: Estimate | str, more: str = "") -> Step:
+    if isinstance(after, str):
+        return Step(name, f"{what}: {after}.", possible=False)
     gib = after.kv.value - option.estimate.kv.value
     before, tokens = int(option.estimate.kv_tokens.value), int(after.kv_tokens.value)
     requests = _requests(option, after)
@@ -95,7 +101,7 @@ def _twice_the_length(option: Option) -> Step | None:
     if 2 * length > context:
         return Step("length", f"{what}: the model's context ends at {context:,}.", possible=False)
     after = _again(option, replace(option.run, max_model_len=2 * length))
-    more = f"; one such request takes {after.request_gib:.2f} GiB of it" if after else ""
+    more = "" if isinstance(after, str) else f"; one such request takes {after.request_gib:.2f} GiB of it"
     return _told("length", what, option, after, more)
 
 
