@@ -18,7 +18,6 @@ def test_defaults_and_splits_over_one_gpu_are_not_said() -> None:
         "max_model_len": 17664,
         "max_num_seqs": 64,
         "memory_fraction": 0.9,
-        "task": "generate",
     }
     # One request at once is a limit, not a default.
     assert spelling.decided({"max_num_seqs": 1, "pp": 1, "prefix_caching": False}) == {"max_num_seqs": 1}

@@ -15,6 +15,7 @@ from gpuready.outcome import Refusal, Result
 from gpuready.planning import search
 from gpuready.planning.compare import Answer, Candidate, Prices, Row, compare, row
 from gpuready.planning.memory import device
+from gpuready.planning.memory.run import GIB
 from gpuready.planning.prices import price
 from gpuready.planning.recommend import Ranking, rank
 from gpuready.planning.wish import Place, Wish
@@ -32,6 +33,16 @@ def ask(wish: Wish, place: Place) -> Answer:
     """Return the search's best option, or its reasons in one text."""
     found = search.search(wish, place)
     return (found.options[0] if found.options else None), " ".join(one.sentence() for one in found.failures)
+
+
+def ask_quickly(wish: Wish, place: Place) -> Answer:
+    """Return the same, without a search where the weights alone are more than the place holds."""
+    weights = wish.model.weight_bytes / GIB
+    room = (place.shared_gib or place.device.total_gib) * place.count
+    # Less than the checkpoint: a format that the engine makes while it loads has a quarter of the bits at least.
+    if weights / (4 if wish.allow_lossy else 1) > room:
+        return None, f"the weights are {weights:.2f} GiB and the place holds {room:.2f}."
+    return ask(wish, place)
 
 
 def place(text: str, count: int) -> Place:
@@ -113,7 +124,7 @@ def _climb(
             except Refusal:
                 break
             candidate = Candidate(asked.wish("chat", chosen, runs, plain), where, quantization)
-            rows.append(row(candidate, ask, _priced(call), _rates(call)))
+            rows.append(row(candidate, ask_quickly, _priced(call), _rates(call)))
             if (rows[-1].requests or 0) >= plain.workload.concurrency:
                 break
     return rows

@@ -9,7 +9,8 @@ from typing import Any
 from gpuready.planning import support
 from gpuready.planning.memory.run import Run
 
-_SPLITS = ("tp", "pp", "dp", "ep", "dcp")
+_USUAL = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "dcp": 1, "task": "generate"}
+"""What an engine does where nothing is said: no split, and answers in text."""
 
 
 def settings(run: Run) -> dict[str, Any]:
@@ -22,12 +23,8 @@ def settings(run: Run) -> dict[str, Any]:
 
 
 def decided(known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that say something: no default of the engine, no split over one GPU."""
-    return {
-        name: value
-        for name, value in known.items()
-        if value is not None and value is not False and not (name in _SPLITS and value == 1)
-    }
+    """Return the settings that say something: neither a default of the engine nor what is usual."""
+    return {name: value for name, value in known.items() if value not in (None, False) and _USUAL.get(name) != value}
 
 
 def flags(run: Run) -> tuple[str, ...]:
