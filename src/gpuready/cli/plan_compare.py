@@ -36,12 +36,12 @@ def ask(wish: Wish, place: Place) -> Answer:
 
 
 def ask_quickly(wish: Wish, place: Place) -> Answer:
-    """Return the same, without a search where the weights alone are more than the place holds."""
+    """Return the same, without a search where the weights alone are too much; slices cannot be joined."""
     weights = wish.model.weight_bytes / GIB
-    room = (place.shared_gib or place.device.total_gib) * place.count
-    # Less than the checkpoint: a format that the engine makes while it loads has a quarter of the bits at least.
+    room = (place.shared_gib or place.device.total_gib) * (1 if ":" in place.device.name else place.count)
+    # A format that the engine makes while it loads leaves a quarter of the bits at least.
     if weights / (4 if wish.allow_lossy else 1) > room:
-        return None, f"the weights are {weights:.2f} GiB and the place holds {room:.2f}."
+        return None, f"the weights are {weights:.2f} GiB, and {room:.2f} are there."
     return ask(wish, place)
 
 
