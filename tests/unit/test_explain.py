@@ -123,9 +123,9 @@ def test_each_step_says_what_it_would_cost_or_win() -> None:
         "+455,904 tokens (+100.0%); it holds 480 requests instead of 240.",
         "quantization": "Weights in FP8, made while loading (may change answers): KV cache +7.50 GiB on each GPU, "
         "+61,406 tokens (+13.5%); it holds 272 requests instead of 240.",
-        "gpus": "Each replica over 2 GPUs instead of 1: KV cache +7.50 GiB on each GPU, +578,715 tokens (+126.9%); "
-        "it holds 545 requests instead of 240.",
-        "replica": "One more replica, 1 more GPU: the KV caches hold 480 requests instead of 240.",
+        "gpus": "Each replica over 2 GPUs instead of 1, 1 GPU more: KV cache +7.50 GiB on each GPU, "
+        "+578,715 tokens (+126.9%); it holds 545 requests instead of 240.",
+        "replica": "One more replica, 1 GPU more: the KV caches hold 480 requests instead of 240.",
     }
 
 

@@ -134,15 +134,45 @@ def _write_pictures(call: Call, heading: str, explanations: Sequence[Explanation
 
 
 VERBS = {
-    "make": Verb("plan a deployment: its settings, where every GiB goes, what it serves", _make, options=MAKE),
-    "explain": Verb("say why: limits, what one more step would cost, rules of thumb", _explain, options=EXPLAIN),
-    "compare": Verb("several cards, engines, formats or models side by side", run_compare, options=COMPARE),
-    "recommend": Verb("rank what could serve a workload, the cheapest first", run_recommend, options=RECOMMEND),
+    "make": Verb(
+        "plan a deployment: its settings, where every GiB goes, what it serves",
+        _make,
+        options=MAKE,
+        more="""\
+examples:
+  gpuready plan make --model Qwen/Qwen2.5-7B-Instruct --gpu a100-40gb-sxm --workload 1024:512@64
+  gpuready plan make --model /data/models/mine --gpu h100 --gpus 8 --context 32768 --html plan.html
+  gpuready plan make --host h100-sg.yml""",
+    ),
+    "explain": Verb(
+        "say why: limits, what one more step would cost, rules of thumb",
+        _explain,
+        options=EXPLAIN,
+        more="Without options, on a server, it explains the plan that is stored there.",
+    ),
+    "compare": Verb(
+        "several cards, engines, formats or models side by side",
+        run_compare,
+        options=COMPARE,
+        more="""\
+example:
+  gpuready plan compare --model meta-llama/Llama-3.1-8B-Instruct --gpu l40s --gpu h100 --gpu h100:3g.40gb \\
+      --engine vllm --engine sglang --rate h100=2400""",
+    ),
+    "recommend": Verb(
+        "rank what could serve a workload, the cheapest first",
+        run_recommend,
+        options=RECOMMEND,
+        more="""\
+example:
+  gpuready plan recommend --model Qwen/Qwen2.5-7B-Instruct --workload 1024:512@64 --budget 5000""",
+    ),
     "backtest": Verb(
         "compare the planner with runs that were measured",
         plan_backtest.run_backtest,
         arguments=["runs"],
         options=plan_backtest.OPTIONS,
+        more="RUNS is a JSON file; docs/planner-accuracy.md says what a run is.",
     ),
     "docs": Verb("make the worked examples of docs anew, with their pictures", run_docs, changes=True),
 }

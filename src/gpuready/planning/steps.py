@@ -72,13 +72,13 @@ def _told(name: str, what: str, option: Option, after: Estimate | str, more: str
     gib = after.kv.value - option.estimate.kv.value
     before, tokens = int(option.estimate.kv_tokens.value), int(after.kv_tokens.value)
     requests = _requests(option, after)
-    if tokens == before and requests == option.possible:
-        says = f"{what}: the KV cache stays as it is{more}."
-    else:
-        change = f"{tokens - before:+,} tokens ({tokens / before - 1:+.1%})" if before else f"{tokens:,} tokens"
-        holds = f"it holds {requests:,} requests instead of {option.possible:,}"
-        says = f"{what}: KV cache {round(gib, 2) + 0.0:+.2f} GiB on each GPU, {change}; {holds}{more}."
-    return Step(name, says, True, after.kv.value, tokens, requests)
+    change = f"{tokens - before:+,} tokens ({tokens / before - 1:+.1%})" if before else f"{tokens:,} tokens"
+    says = f"KV cache {round(gib, 2) + 0.0:+.2f} GiB on each GPU, {change}"
+    if tokens == before:
+        says = "the KV cache stays as it is"
+    if requests != option.possible:
+        says += f"; it holds {requests:,} requests instead of {option.possible:,}"
+    return Step(name, f"{what}: {says}{more}.", True, after.kv.value, tokens, requests)
 
 
 def _one_more_request(option: Option) -> Step:
@@ -136,20 +136,25 @@ def _more_gpus(option: Option) -> Step | None:
     if more is None:
         return None
     after = _again(option, replace(option.run, tp=more))
-    return _told("gpus", f"Each replica over {more} GPUs instead of {option.run.tp}", option, after)
+    extra = (more - option.run.tp) * option.run.pp * option.replicas
+    what = f"Each replica over {more} GPUs instead of {option.run.tp}, {_gpus(extra)}"
+    return _told("gpus", what, option, after)
 
 
 def _one_more_replica(option: Option) -> Step | None:
     if not _whole(option):
         return None
-    gpus = option.run.tp * option.run.pp
     possible = option.possible // option.replicas * (option.replicas + 1)
     says = (
-        f"One more replica, {gpus} more GPU{'s' if gpus > 1 else ''}: the KV caches hold {possible:,} requests "
+        f"One more replica, {_gpus(option.run.tp * option.run.pp)}: the KV caches hold {possible:,} requests "
         f"instead of {option.possible:,}."
     )
     found = option.estimate
     return Step("replica", says, True, found.kv.value, int(found.kv_tokens.value), possible)
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'s' if count > 1 else ''} more"
 
 
 def _whole(option: Option) -> bool:

@@ -20,7 +20,7 @@ def svg(heading: str, bars: Sequence[Bar]) -> str:
         drawn, height = _bar(bar, y)
         parts.append(drawn)
         y += height + 22
-    shown = _shortened(heading, WIDTH - 2 * EDGE, 8.4)
+    shown = _shortened(heading, WIDTH - 2 * EDGE, 9.0)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y:.0f}" role="img" '
         f'aria-label="{escape(heading)}"><text class="title" x="{EDGE}" y="26">{escape(shown)}</text>'
