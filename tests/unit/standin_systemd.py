@@ -86,7 +86,7 @@ class Server:
         for other in self.active:
             beside = replica.running(self.layout, name_of(other))
             assert beside.part["port"] != started.part["port"], f"{name} meets {other} on a port"
-            if not started.part.get("shares") or started.part["shares"] != beside.part.get("shares"):
+            if not started.part.get("division") or started.part["division"] != beside.part.get("division"):
                 assert not set(self.uuids(other)) & set(self.uuids(unit)), f"{name} meets {other} on a GPU"
         self._pid += 1
         self.active[unit] = self._pid

@@ -61,11 +61,10 @@ def apply(server: Server, *deployments: dict[str, Any], check: bool = False, uni
 
 
 def replicated(
-    name: str, *places: tuple[list[int], int], shares: dict[str, float] | None = None, **flags: Any
+    name: str, *places: tuple[list[int], int], more: dict[str, Any] | None = None, **flags: Any
 ) -> dict[str, Any]:
-    """Return a deployment with a replica at each place: its GPUs and its port; `shares` are the parts of a GPU."""
-    divided = {"shares": shares} if shares else {}
-    parts = [{"index": index, "gpus": gpus, "port": port, **divided} for index, (gpus, port) in enumerate(places)]
+    """Return a deployment with a replica at each place: its GPUs and its port; `more` is what each has beside."""
+    parts = [{"index": index, "gpus": gpus, "port": port, **(more or {})} for index, (gpus, port) in enumerate(places)]
     return {**deployment(name, [], 0, **flags), "replicas": parts}
 
 
@@ -286,8 +285,8 @@ CHANGES = {
     "extension": [deployment("chat", [0, 1], 18100), deployment("code", [2], 18101)],
     "removal and growth": [deployment("chat", [0, 1], 18101)],
     "one GPU for two": [
-        {**replicated("chat", ([0], 18100), shares={"chat": 50.0, "code": 20.0}), "start_after": ["code"]},
-        replicated("code", ([0], 18101), shares={"chat": 50.0, "code": 20.0}),
+        replicated("chat", ([0], 18100), more={"shared_gib": 20.0, "start_after": ["code.0"]}),
+        replicated("code", ([0], 18101), more={"shared_gib": 50.0}),
     ],
     "a second replica": [replicated("chat", ([0], 18100), ([2], 18102)), CODE],
 }

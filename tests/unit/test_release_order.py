@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from tests.unit.standin_systemd import Server
-from tests.unit.test_release_apply import apply, deployment, engine_calls, server
+from tests.unit.test_release_apply import apply, deployment, engine_calls, replicated, server
 
-from gpuready.operations import claims, order
+from gpuready.operations import claims
 from gpuready.outcome import Failed, Refusal
 from gpuready.serving import units
 
@@ -16,13 +16,15 @@ __all__ = ["server"]
 SHARES = {"chat": 40.5, "code": 24.0, "guard": 8.0}
 
 
-def sharing(name: str, port: int, *after: str, shares: dict[str, float] = SHARES, **flags: Any) -> dict[str, Any]:
-    """Return a deployment that has a part of GPU 0."""
-    parts = [{"index": 0, "gpus": [0], "port": port, "shares": shares}]
-    return {**deployment(name, [0], port, **flags), "replicas": parts, "start_after": list(after)}
+def sharing(name: str, port: int, *after: str, gib: float = 0.0, **flags: Any) -> dict[str, Any]:
+    """Return a deployment that has a part of GPU 0 and starts after others."""
+    more: dict[str, Any] = {"shared_gib": gib or SHARES[name]}
+    if after:
+        more["start_after"] = list(after)
+    return replicated(name, ([0], port), more=more, **flags)
 
 
-THREE = [sharing("code", 18101, "chat"), sharing("guard", 18102, "chat", "code"), sharing("chat", 18100)]
+THREE = [sharing("code", 18101, "chat.0"), sharing("guard", 18102, "code.0"), sharing("chat", 18100)]
 
 
 def starts(server: Server) -> list[str]:
@@ -54,15 +56,14 @@ def test_at_boot_units_wait_for_those_before_them(server: Server) -> None:
 def test_a_change_of_one_leaves_the_others_alone(server: Server) -> None:
     apply(server, *THREE)
     server.calls.clear()
-    apply(server, sharing("code", 18101, "chat", a=1), *THREE[1:])
+    apply(server, sharing("code", 18101, "chat.0", a=1), *THREE[1:])
     assert engine_calls(server) == [f"restart {units.unit_of('code.0')}"]
 
 
 def test_another_division_stops_all_before_the_first_starts(server: Server) -> None:
     apply(server, *THREE)
     server.calls.clear()
-    shares = {"chat": 30.0, "code": 40.0}
-    wanted = [sharing("chat", 18100, "code", shares=shares), sharing("code", 18101, shares=shares)]
+    wanted = [sharing("chat", 18100, "code.0", gib=30.0), sharing("code", 18101, gib=40.0)]
     said = apply(server, *wanted)
     assert "chat.0: stopped first, because code.0 takes its GPU 0" in said.summary
     assert "the order of start changed" in said.summary
@@ -92,9 +93,7 @@ def test_a_whole_gpu_becomes_a_shared_one(server: Server) -> None:
 
 def test_where_the_new_division_fails_the_old_one_comes_back(server: Server) -> None:
     apply(server, *THREE)
-    shares = {**SHARES, "chat": 41.0}
-    wanted = [{**one, "replicas": [{**one["replicas"][0], "shares": shares}]} for one in THREE]
-    wanted[2] = sharing("chat", 18100, shares=shares, broken=1)
+    wanted = [*THREE[:2], sharing("chat", 18100, gib=41.0, broken=1)]
     with pytest.raises(Failed) as failed:
         apply(server, *wanted)
     assert "chat.0 did not give a token on release 2; it is now back on release 1, serving" in str(failed.value)
@@ -119,20 +118,15 @@ def test_check_says_the_order_and_writes_nothing(server: Server) -> None:
     assert server.layout.orders() == []
 
 
-def test_a_replica_waits_only_for_those_on_its_own_gpus(server: Server) -> None:
-    other = {**sharing("code", 18101, "chat"), "replicas": [{"index": 0, "gpus": [1], "port": 18101, "shares": SHARES}]}
-    assert order.drop_ins(server.layout, [THREE[2], other]) == {}
-
-
 @pytest.mark.parametrize(
     ("deployments", "words"),
     [
         (
-            [sharing("chat", 18100, "code"), sharing("code", 18101, "chat")],
-            "chat, code start after one another: none of them could be the first",
+            [sharing("chat", 18100, "code.0"), sharing("code", 18101, "chat.0")],
+            r"chat\.0, code\.0 start after one another: none of them could be the first",
         ),
-        ([sharing("chat", 18100, "chat")], "chat start after one another"),
-        ([sharing("chat", 18100, "gone")], "chat starts after gone: there is no such deployment"),
+        ([sharing("chat", 18100, "chat.0")], r"chat\.0 start after one another"),
+        ([sharing("chat", 18100, "gone.0")], r"chat\.0 starts after gone\.0: there is no such replica"),
     ],
 )
 def test_an_order_that_cannot_be_is_refused_before_anything_is_changed(
@@ -144,11 +138,11 @@ def test_an_order_that_cannot_be_is_refused_before_anything_is_changed(
 
 
 def test_two_meet_on_a_gpu_only_under_the_same_division() -> None:
-    mine = claims.of_part({"gpus": [0], "port": 1, "shares": SHARES})
-    alike = claims.of_part({"gpus": [0], "port": 2, "shares": SHARES})
-    other = claims.of_part({"gpus": [0], "port": 3, "shares": {"chat": 1.0}})
+    chat, code = claims.divided([sharing("chat", 1), sharing("code", 2)])
+    mine, alike = (claims.of_part(one["replicas"][0]) for one in (chat, code))
+    (alone,) = claims.divided([sharing("chat", 3)])
     whole = claims.of_part({"gpus": [0], "port": 4})
     assert claims.clash(mine, alike) == set()
-    assert claims.named(claims.clash(mine, other)) == "its GPU 0"
+    assert claims.named(claims.clash(mine, claims.of_part(alone["replicas"][0]))) == "its GPU 0"
     assert claims.named(claims.clash(mine, whole)) == "its GPU 0"
     assert claims.named(claims.clash(whole, whole)) == "its GPU 0 and its port 4"

@@ -34,11 +34,10 @@ def said_by(judge: Any, server: Server) -> str:
 
 def sharing(after: str) -> Server:
     """Return a server whose deployment code starts after chat on GPU 0, and whose unit has this `After=`."""
-    named = {"chat.0": "network.target", "code.0": after, "code.1": "network.target"}
+    named = {"chat.0": "network.target", "code.0": after}
     topics = {"replicas": {name: {"unit": {"UnitFileState": "enabled", "After": one}} for name, one in named.items()}}
-    parts = [{"index": 0, "gpus": [0], "port": 18101}, {"index": 1, "gpus": [1], "port": 18102}]
-    chat = {"name": "chat", "replicas": [{"index": 0, "gpus": [0], "port": 18100}], "start_after": []}
-    code = {"name": "code", "replicas": parts, "start_after": ["chat"]}
+    chat = {"name": "chat", "replicas": [{"index": 0, "gpus": [0], "port": 18100}]}
+    code = {"name": "code", "replicas": [{"index": 0, "gpus": [0], "port": 18101, "start_after": ["chat.0"]}]}
     return Server("h", {"plan": {"deployments": [chat, code]}, "host": {}, "topics": topics})
 
 

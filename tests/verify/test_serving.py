@@ -51,14 +51,10 @@ def test_replicas_start_at_boot(server: Server) -> None:
 
 
 def before(server: Server) -> dict[str, set[str]]:
-    """Return the units after which each unit starts: those of deployments before it, on GPUs of its own."""
-    parts = {one["name"]: one["replicas"] for one in server.plan["deployments"]}
+    """Return the units after which each unit starts, because they share a GPU."""
     return {
         f"gpuready-engine@{one['name']}.{part['index']}.service": {
-            f"gpuready-engine@{name}.{other['index']}.service"
-            for name in one["start_after"]
-            for other in parts[name]
-            if set(other["gpus"]) & set(part["gpus"])
+            f"gpuready-engine@{other}.service" for other in part.get("start_after", [])
         }
         for one in server.plan["deployments"]
         for part in one["replicas"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +20,27 @@ class Claim:
     """How a shared GPU is divided; empty where nobody else may hold it."""
 
 
+def divided(deployments: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return deployments in which every replica on a shared GPU knows how that is divided: `division: {name: GiB}`."""
+    gib = {
+        (part["gpus"][0], one["name"]): part["shared_gib"]
+        for one in deployments
+        for part in one["replicas"]
+        if part.get("shared_gib")
+    }
+    found = []
+    for one in deployments:
+        parts = [dict(part) for part in one["replicas"]]
+        for part in parts:
+            if part.get("shared_gib"):
+                part["division"] = {name: size for (gpu, name), size in gib.items() if gpu == part["gpus"][0]}
+        found.append({**one, "replicas": parts})
+    return found
+
+
 def of_part(part: Mapping[str, Any], gpus: Iterable[int] | None = None) -> set[Claim]:
     """Return what a replica's part of the plan claims, on the GPUs that are its own by now."""
-    division = as_json(part["shares"]) if part.get("shares") else ""
+    division = as_json(part["division"]) if part.get("division") else ""
     held = {Claim("GPU", gpu, division) for gpu in (part["gpus"] if gpus is None else gpus)}
     return held | {Claim("port", part["port"])}
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from gpuready.outcome import Change, Failure, Refusal
 from gpuready.serving import units
@@ -19,55 +18,51 @@ from gpuready.serving.layout import Layout
 _HEAD = "# Written by gpuready: on a GPU that they share, these replicas start first.\n[Unit]\n"
 
 
-def in_order(deployments: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the deployments of a plan so that each comes after those in its `start_after`, else as they are.
+def in_order(after: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return replicas so that each comes after those that it starts after, else in the order in which they are given.
+
+    `after` are the replicas before each, e.g. `{"chat.0": [], "code.0": ["chat.0"]}`.
 
     Raises:
         Refusal: where they wait for one another in a circle, or for one that there is not.
     """
-    names = {one["name"] for one in deployments}
-    left = list(deployments)
-    ordered: list[Mapping[str, Any]] = []
+    left = list(after)
+    ordered: list[str] = []
     while left:
-        placed = {one["name"] for one in ordered}
-        following = next((one for one in left if set(one.get("start_after", ())) <= placed), None)
+        following = next((one for one in left if set(after[one]) <= set(ordered)), None)
         if following is None:
-            raise Refusal(Failure("release.order", *_unplaced(left, names)))
+            raise Refusal(Failure("release.order", *_unplaced(left, after)))
         left.remove(following)
         ordered.append(following)
     return ordered
 
 
-def _unplaced(left: Sequence[Mapping[str, Any]], names: set[str]) -> tuple[str, str, str]:
+def _unplaced(left: Sequence[str], after: Mapping[str, Sequence[str]]) -> tuple[str, str, str]:
     for one in left:
-        for other in one["start_after"]:
-            if other not in names:
-                return f"{one['name']} starts after {other}", "there is no such deployment", "plan again"
-    listed = ", ".join(str(one["name"]) for one in left)
-    return f"{listed} start after one another", "none of them could be the first", "plan again"
+        for other in after[one]:
+            if other not in after:
+                return f"{one} starts after {other}", "there is no such replica", "plan again"
+    return f"{', '.join(left)} start after one another", "none of them could be the first", "plan again"
 
 
-def drop_ins(layout: Layout, deployments: Sequence[Mapping[str, Any]]) -> dict[Path, str]:
-    """Return the drop-in of every replica that starts after others on its GPUs."""
-    parts_of = {one["name"]: one["replicas"] for one in deployments}
+def drop_ins(layout: Layout, after: Mapping[str, Sequence[str]]) -> dict[Path, str]:
+    """Return the drop-in of every replica that starts after others.
+
+    It names all that are before it, also by way of others: one of those may not be started at all.
+    """
+    before: dict[str, list[str]] = {}
     texts = {}
-    for one in deployments:
-        for part in one["replicas"]:
-            before = [
-                units.unit_of(f"{name}.{other['index']}")
-                for name in one.get("start_after", ())
-                for other in parts_of[name]
-                if set(other["gpus"]) & set(part["gpus"])
-            ]
-            if before:
-                text = f"{_HEAD}After={' '.join(before)}\n"
-                texts[layout.order(f"{one['name']}.{part['index']}")] = text
+    for one in in_order(after):
+        reached = [name for other in after[one] for name in (*before[other], other)]
+        before[one] = list(dict.fromkeys(reached))
+        if reached:
+            texts[layout.order(one)] = f"{_HEAD}After={' '.join(map(units.unit_of, before[one]))}\n"
     return texts
 
 
-def bring(layout: Layout, deployments: Sequence[Mapping[str, Any]], check: bool) -> list[Change]:
+def bring(layout: Layout, after: Mapping[str, Sequence[str]], check: bool) -> list[Change]:
     """Have the units wait for one another as planned; return the differences."""
-    wanted = drop_ins(layout, deployments)
+    wanted = drop_ins(layout, after)
     there = {path: path.read_text(encoding="utf-8", errors="replace") for path in layout.orders()}
     changes = [
         Change(str(path), there.get(path, ""), wanted.get(path, ""))

@@ -72,7 +72,11 @@ class Applier:
         return self._result
 
     def _apply(self, plan: Mapping[str, Any], files: Mapping[str, Mapping[str, str]], unit_text: str) -> None:
-        deployments = order.in_order(plan["deployments"])
+        deployments = claims.divided(plan["deployments"])
+        found = [target for one in deployments for target in self._targets(one, files[one["name"]])]
+        after = {target.replica: target.part.get("start_after", ()) for target in found}
+        places = {replica: place for place, replica in enumerate(order.in_order(after))}
+        targets = sorted(found, key=lambda target: places[target.replica])
         report = nvml.probe()
         self._gpus = report.gpus if report else ()
         self._unit_digest = units.digest_of(unit_text)
@@ -80,11 +84,10 @@ class Applier:
         if unit:
             self._result.diff.append(unit)
             self._words.append("the engines' unit is new")
-        if ordered := order.bring(self.layout, deployments, self.check):
+        if ordered := order.bring(self.layout, after, self.check):
             self._result.diff += ordered
             self._words.append(f"the order of start {self._say('changed', 'would change')}")
         self._tighten()
-        targets = [target for one in deployments for target in self._targets(one, files[one["name"]])]
         gone = sorted(replicas_on_disk(self.layout) - {target.replica for target in targets})
         last = [replica for replica in gone if self._may_serve_on(replica, targets)]
         for replica in gone:

@@ -39,9 +39,7 @@ def answer_of(topic: Callable[[dict[str, Any]], Any], record: dict[str, Any]) ->
 
 def told(plan: dict[str, Any]) -> dict[str, Any]:
     """Return the part of the plan that may leave the server."""
-    deployments = [
-        {key: one[key] for key in TOLD} | {"start_after": one.get("start_after", [])} for one in plan["deployments"]
-    ]
+    deployments = [{key: one[key] for key in TOLD} for one in plan["deployments"]]
     return {
         **{key: plan[key] for key in ("schema", "host", "engines", "models", "gateway")},
         "deployments": deployments,
