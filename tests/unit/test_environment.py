@@ -103,7 +103,7 @@ def test_health_checks_ask_the_engine_itself(name: str, engine: int, monkeypatch
     for other in ("no_proxy", "NO_PROXY", "REQUEST_METHOD"):
         monkeypatch.delenv(other, raising=False)
     monkeypatch.setenv(name, "http://127.0.0.1:9")
-    assert readiness.one_token(engine, "m") == "x"
+    assert readiness.one_token(readiness.Asked(engine, "m")) == "x"
     with gateway._DIRECT.open(f"http://127.0.0.1:{engine}/v1/models", timeout=5) as answer:
         assert json.load(answer)["data"] == [{"id": "m"}]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpuready.hardware import nvml
+from gpuready.hardware import host, nvml
 from gpuready.operations import replica
 from gpuready.outcome import Failed, MachineCannot
 from gpuready.serving import readiness, releases, units
@@ -146,8 +146,8 @@ def test_the_limit_of_the_first_token_is_the_plans(store: Store, monkeypatch: py
     given: list[float] = []
 
     def wait(*words: Any) -> float:
-        given.append(words[3])
-        raise readiness.NotReady(f"no token within {words[3]:.0f} s; last seen: nothing yet")
+        given.append(words[2])
+        raise readiness.NotReady(f"no token within {words[2]:.0f} s; last seen: nothing yet")
 
     monkeypatch.setattr(readiness, "wait_for_token", wait)
     cases: list[dict[str, Any]] = [{"start_seconds": 2345}, {}]
@@ -217,3 +217,22 @@ def test_each_replica_is_started_with_its_own_port(
         ["--config", str(store.folder(number) / "serve.yaml"), "--port", port] for port in ("18100", "18101")
     ]
     assert [environment["CUDA_VISIBLE_DEVICES"] for _, environment in started] == ["0", "1"]
+
+
+def test_an_engine_stays_on_the_cpus_of_its_gpus(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    nodes = (host.NumaNode(0, (0, 1), None), host.NumaNode(1, (2, 3), None))
+    kept: list[tuple[int, ...]] = []
+    monkeypatch.setattr(host, "numa_nodes", lambda: nodes)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cpus: kept.append(cpus))
+    for node in (1, None, 7):
+        replica.stay_near("chat.0", node)
+    assert kept == [(2, 3)]
+
+    def refuse(*_: Any) -> None:
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    replica.stay_near("chat.0", 1)
+    assert "chat.0 is not kept on the CPUs of NUMA node 1: [Errno 22]" in capfd.readouterr().out

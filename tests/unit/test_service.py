@@ -19,7 +19,7 @@ from gpuready.operations.machine import Done, Machine
 from gpuready.outcome import Failed, Refusal
 from gpuready.serving import units
 from gpuready.serving.files import link
-from gpuready.serving.readiness import NotReady
+from gpuready.serving.readiness import Asked, NotReady
 
 UNIT = "gpuready-gateway.service"
 
@@ -355,7 +355,7 @@ class Door:
     tokens: int = 0
     table: str = ""
 
-    def one_token(self, port: int, model: str, address: str = "") -> str:
+    def one_token(self, asked: Asked) -> str:
         self.tokens += 1
         if self.says is not None:
             raise NotReady(str(self.says)) from self.says

@@ -105,6 +105,31 @@ def test_an_engine_that_hangs_is_told_from_one_that_is_busy(
     assert serving.ask_engine(18100, "m")["busy"] is busy
 
 
+@pytest.mark.parametrize(
+    ("task", "path", "reply"),
+    [
+        ("generate", "/v1/completions", {"choices": [{"text": "Yes."}], "usage": {"completion_tokens": 2}}),
+        ("embed", "/v1/embeddings", {"data": [{"embedding": [0.5]}]}),
+        ("rerank", "/v1/rerank", {"results": [{"relevance_score": 0.0}]}),
+        ("classify", "/classify", {"data": [{"probs": [0.9, 0.1]}]}),
+    ],
+)
+def test_a_model_is_asked_for_what_it_is_made_for(
+    monkeypatch: pytest.MonkeyPatch, task: str, path: str, reply: dict[str, Any]
+) -> None:
+    asked: list[str] = []
+    replies = iter([reply, {"object": "error"}])
+
+    def ask(url: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        asked.append(url)
+        return 200, {"model": body["model"], **next(replies)}
+
+    monkeypatch.setattr(serving, "ask", ask)
+    found = serving.generate("127.0.0.1:1", "m", task=task)
+    assert (found["model"], found["tokens"] > 0, asked) == ("m", True, [f"http://127.0.0.1:1{path}"])
+    assert serving.generate("127.0.0.1:1", "m", task=task)["tokens"] == 0
+
+
 def test_the_probe_reads_engines_kv_caches_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = (Path(__file__).parent / "data/engines/vllm-0.32.0-cpu.metrics").read_text()
     assert caches.of_vllm(recorded) == {"tokens": 131072, "blocks": 1024, "block_tokens": 128}

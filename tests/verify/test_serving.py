@@ -203,4 +203,4 @@ def wrong(who: str, reply: dict[str, Any], model: str) -> list[str]:
         return [f"{who} gave no token ({reply['said']})"]
     if reply["model"] != model:
         return [f"{who} answers as {reply['model']} instead of {model}"]
-    return [] if reply["tokens"] else [f"{who} gave an answer without a token"]
+    return [] if reply["tokens"] else [f"{who} gave an answer without what it was asked for"]

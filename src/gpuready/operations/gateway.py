@@ -18,7 +18,7 @@ from gpuready.operations.service import Service, bring
 from gpuready.outcome import Failed, Failure, Result
 from gpuready.serving import units
 from gpuready.serving.files import as_json, read_json, write_text
-from gpuready.serving.readiness import NotReady, one_token
+from gpuready.serving.readiness import Asked, NotReady, one_token
 
 UNIT = "gpuready-gateway.service"
 RUNTIME = Path("/run/gpuready-gateway")
@@ -109,10 +109,11 @@ class Gateway:
         """
         address, port = self._door
         name = deployment["name"]
+        asked = Asked(port, deployment["model"], deployment.get("task", "generate"), address)
         end = time.monotonic() + TOKEN_SECONDS
         while True:
             try:
-                one_token(port, deployment["model"], address)
+                one_token(asked)
             except NotReady as error:
                 seen = error
             else:

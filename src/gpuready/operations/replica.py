@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from gpuready.hardware import nvml
+from gpuready.hardware import host, nvml
 from gpuready.operations import readback
 from gpuready.outcome import Failed, Failure, MachineCannot, Result
 from gpuready.serving import readiness, units
@@ -210,6 +210,18 @@ def _environment(layout: Layout, replica: str, plan: Mapping[str, Any]) -> dict[
     }
 
 
+def stay_near(replica: str, node: int | None) -> None:
+    """Keep this process, and so the engine, on the CPUs of a NUMA node; its memory is then taken there, too."""
+    cpus = next((one.cpus for one in host.numa_nodes() or () if one.number == node), ())
+    if not cpus:
+        return
+    try:
+        os.sched_setaffinity(0, cpus)
+    except OSError as error:
+        # Without it the engine is a little slower.
+        print(f"{replica} is not kept on the CPUs of NUMA node {node}: {error}", flush=True)
+
+
 def run_engine(layout: Layout, replica: str) -> NoReturn:
     """Become the engine: systemd then signals and watches the engine itself, not a wrapper."""
     start = running(layout, replica)
@@ -221,6 +233,7 @@ def run_engine(layout: Layout, replica: str) -> NoReturn:
     # The release is the deployment's; the port is the replica's own.
     own = ["--port", str(start.part["port"])]
     words = [python, "-m", plan["launch"], "--config", str(start.folder / "serve.yaml"), *own]
+    stay_near(replica, start.part.get("numa_node"))
     os.chdir("/")
     os.execve(python, words, _environment(layout, replica, plan))  # noqa: S606 - replacing ourselves is the point
 
@@ -235,7 +248,8 @@ def wait_ready(layout: Layout, replica: str, main_pid: int | None) -> Result:
     start = running(layout, replica)
     port, model = start.part["port"], start.plan["model"]
     try:
-        seconds = readiness.wait_for_token(port, model, main_pid, start_seconds(start.plan))
+        asked = readiness.Asked(port, model, start.plan.get("task", "generate"))
+        seconds = readiness.wait_for_token(asked, main_pid, start_seconds(start.plan))
     except readiness.NotReady as error:
         what = f"{replica} is not ready on release {start.number}"
         raise Failed(Failure("replica.not_ready", what, str(error), "see its journal")) from error

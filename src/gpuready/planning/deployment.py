@@ -141,6 +141,7 @@ def plan_deployment(
         "name": declared["name"],
         "model": declared["model"],
         "engine": declared["engine"],
+        "task": declared.get("task") or model.task,
         "settings": settings,
         "flags": as_yaml({**extra, **features, **flags}),
         "environment": dict(engine.get("environment", {})),

@@ -7,6 +7,7 @@ import os
 import time
 import urllib.error
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,26 @@ class NotReady(Exception):
     """The engine did not give a token; the message says what was seen last."""
 
 
-def one_token(port: int, model: str, address: str = "127.0.0.1") -> str:
-    """Ask an engine, or the gateway, for one token; return its text.
+@dataclass(frozen=True)
+class Asked:
+    """Whom to ask, and for what."""
+
+    port: int
+    model: str
+    task: str = "generate"
+    address: str = "127.0.0.1"
+
+
+def one_token(asked: Asked) -> str:
+    """Ask an engine, or the gateway, for one token, or for what else its model is made for; return a token's text.
 
     Raises:
-        NotReady: when there is no answer, or an answer without a token.
+        NotReady: when there is no answer, or an answer without what was asked for.
     """
-    body = json.dumps({"model": model, "prompt": "Ready?", "max_tokens": 1, "temperature": 0}).encode()
+    path, question = _QUESTIONS[asked.task]
+    body = json.dumps({"model": asked.model, **question}).encode()
     request = urllib.request.Request(
-        f"http://{address}:{port}/v1/completions", body, {"Content-Type": "application/json"}
+        f"http://{asked.address}:{asked.port}{path}", body, {"Content-Type": "application/json"}
     )
     try:
         with _DIRECT.open(request, timeout=REQUEST_SECONDS) as answer:
@@ -37,16 +49,34 @@ def one_token(port: int, model: str, address: str = "127.0.0.1") -> str:
         raise NotReady(f"HTTP {error.code}: {error.read(300).decode(errors='replace')}") from error
     except (OSError, ValueError) as error:
         raise NotReady(str(getattr(error, "reason", error))) from error
-    tokens = (reply.get("usage") or {}).get("completion_tokens", 0)
-    if not reply.get("choices") or tokens < 1:
-        raise NotReady(f"an answer without a token: {json.dumps(reply)[:300]}")
-    return str(reply["choices"][0].get("text", ""))
+    if not _has_answer(asked.task, reply):
+        raise NotReady(f"an answer without {_WANTED[asked.task]}: {json.dumps(reply)[:300]}")
+    return str(reply["choices"][0].get("text", "")) if asked.task == "generate" else ""
 
 
-def wait_for_token(
-    port: int, model: str, main_pid: int | None, budget_seconds: float, address: str = "127.0.0.1"
-) -> float:
-    """Wait until the engine gives a token; return the seconds that it took.
+_QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "generate": ("/v1/completions", {"prompt": "Ready?", "max_tokens": 1, "temperature": 0}),
+    "embed": ("/v1/embeddings", {"input": "Ready?"}),
+    "rerank": ("/v1/rerank", {"query": "Ready?", "documents": ["It is ready."]}),
+    "classify": ("/classify", {"input": "Ready?"}),
+}
+_WANTED = {"generate": "a token", "embed": "an embedding", "rerank": "a score", "classify": "probabilities"}
+
+
+def _has_answer(task: str, reply: Any) -> bool:
+    try:
+        if task == "generate":
+            return bool(reply["choices"]) and reply["usage"]["completion_tokens"] >= 1
+        if task == "rerank":
+            return isinstance(reply["results"][0]["relevance_score"], int | float)
+        numbers = reply["data"][0]["embedding" if task == "embed" else "probs"]
+        return bool(numbers) and all(isinstance(one, int | float) for one in numbers)
+    except (KeyError, IndexError, TypeError):
+        return False
+
+
+def wait_for_token(asked: Asked, main_pid: int | None, budget_seconds: float) -> float:
+    """Wait until the engine gives a token, or what else it is asked for; return the seconds that it took.
 
     Raises:
         NotReady: when the engine's process ends or the budget is used up.
@@ -60,7 +90,7 @@ def wait_for_token(
         if spent > budget_seconds:
             raise NotReady(f"no token within {budget_seconds:.0f} s; last seen: {seen}")
         try:
-            one_token(port, model, address)
+            one_token(asked)
         except NotReady as error:
             seen = str(error)
             time.sleep(PAUSE_SECONDS)

@@ -196,16 +196,21 @@ def generations(record: dict[str, Any]) -> dict[str, Any]:
     through: dict[str, Any] = {}
     for one in record["plan"]["deployments"]:
         for part in one["replicas"]:
-            straight[f"{one['name']}.{part['index']}"] = ask_engine(part["port"], one["model"])
+            straight[f"{one['name']}.{part['index']}"] = ask_engine(part["port"], one["model"], task_of(one))
         # The gateway holds requests for an engine that is away; that is known already and need not be waited for.
         if any(straight[f"{one['name']}.{part['index']}"].get("tokens") for part in one["replicas"]):
-            through[one["name"]] = generate(door(gateway), one["model"])
+            through[one["name"]] = generate(door(gateway), one["model"], task=task_of(one))
     return {"straight": straight, "through": through}
 
 
-def ask_engine(port: int, model: str) -> dict[str, Any]:
+def task_of(deployment: dict[str, Any]) -> str:
+    """Return what a deployment is asked for; plans of earlier versions have models that generate alone."""
+    return str(deployment.get("task", "generate"))
+
+
+def ask_engine(port: int, model: str, task: str = "generate") -> dict[str, Any]:
     """Ask one engine itself."""
-    return generate(f"127.0.0.1:{port}", model, f"127.0.0.1:{port}")
+    return generate(f"127.0.0.1:{port}", model, f"127.0.0.1:{port}", task)
 
 
 def work_done(engine: str) -> str | None:
@@ -217,22 +222,38 @@ def work_done(engine: str) -> str | None:
     return "\n".join(lines) or None
 
 
-def generate(door: str, model: str, engine: str = "") -> dict[str, Any]:
-    """Ask for two tokens; return the model that answered and how many came, or what came instead.
+ASKED: dict[str, tuple[str, dict[str, Any]]] = {
+    "generate": ("/v1/completions", {"prompt": "Is this server well?", "max_tokens": 2, "temperature": 0}),
+    "embed": ("/v1/embeddings", {"input": "Is this server well?"}),
+    "rerank": ("/v1/rerank", {"query": "Is this server well?", "documents": ["It is.", "It is not."]}),
+    "classify": ("/classify", {"input": "Is this server well?"}),
+}
+
+
+def came(task: str, reply: dict[str, Any]) -> int:
+    """Return how much of what was asked for is in an answer: tokens, or rows of numbers."""
+    if task == "generate":
+        return int((reply.get("usage") or {}).get("completion_tokens", 0)) if reply.get("choices") else 0
+    rows = reply.get("results" if task == "rerank" else "data") or []
+    key = {"embed": "embedding", "rerank": "relevance_score", "classify": "probs"}[task]
+    return sum(1 for row in rows if row.get(key) not in (None, []))
+
+
+def generate(door: str, model: str, engine: str = "", task: str = "generate") -> dict[str, Any]:
+    """Ask for two tokens, or for what else a model is made for; return the model that answered and how much came.
 
     Silence is that of a busy engine only where its own counters went on meanwhile.
     """
-    body = {"model": model, "prompt": "Is this server well?", "max_tokens": 2, "temperature": 0}
+    path, question = ASKED[task]
     before = work_done(engine)
     began = time.monotonic()
-    status, reply = ask(f"http://{door}/v1/completions", body)
+    status, reply = ask(f"http://{door}{path}", {"model": model, **question})
     seconds = time.monotonic() - began
     if status != 200 or not isinstance(reply, dict):
         silent = status is None and reply == SILENT
         busy = status in BUSY or (silent and (not engine or work_done(engine) not in (None, before)))
         return {"said": reply if status is None else f"HTTP {status}", "busy": busy, "seconds": seconds}
-    tokens = (reply.get("usage") or {}).get("completion_tokens", 0)
-    return {"model": reply.get("model"), "tokens": tokens if reply.get("choices") else 0, "seconds": seconds}
+    return {"model": reply.get("model"), "tokens": came(task, reply), "seconds": seconds}
 
 
 def door(gateway: dict[str, Any]) -> str:
