@@ -11,6 +11,7 @@ import pytest
 from gpuready import catalog
 from gpuready.outcome import Refusal
 from gpuready.planning.flags import split
+from gpuready.planning.measured import compare
 from gpuready.planning.memory.budget import budget
 from gpuready.planning.model.config import UnknownModel, read_facts
 from gpuready.planning.model.facts import ModelFacts
@@ -204,6 +205,28 @@ def test_context_longer_than_the_model_has() -> None:
     workload = {**deployment()["workload"], "prompt_tokens": {"p50": 1, "p99": 200000}}
     sentences = refusal(spec(deployment(workload=workload)))
     assert any("has a context of 131072" in sentence for sentence in sentences)
+
+
+def test_a_stand_ins_own_bytes_stand_beside_the_plan_of_the_card() -> None:
+    declared = spec(deployment(), gpuready_stack="cpu", gpuready_simulated=True)
+    planned = plan(declared, facts={"python": "3.13", "gpus": [{}] * 8})["deployments"][0]
+    # 32 layers, keys and values, 8 heads of 128 elements of 2 bytes.
+    assert planned["stand_in"] == {"kv_bytes": 64 * 1024**2, "bytes_per_token": 131072}
+    assert planned["settings"]["kv_cache_memory_bytes"] == 64 * 1024**2
+    found = compare(planned, {"blocks": 4, "block_tokens": 128})
+    assert found is not None
+    assert (found.planned.kv_tokens, found.within) == (512, True)
+    assert found.card is not None
+    assert found.card.kv_tokens > 400_000
+
+
+def test_a_plan_of_a_real_engine_is_compared_with_the_card() -> None:
+    planned = plan(spec(deployment()))["deployments"][0]
+    assert planned["stand_in"] is None
+    found = compare(planned, {"kv_tokens": 400_000})
+    assert found is not None
+    assert found.card is None
+    assert found.planned.kv_tokens > 400_000
 
 
 def test_simulation_stack_on_a_real_server() -> None:
