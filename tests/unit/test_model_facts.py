@@ -63,7 +63,10 @@ def split(model: ModelFacts, name: str, how: str) -> int:
         ("microsoft/phi-2", 2_779_683_840),
         ("THUDM/chatglm3-6b", 6_243_584_000),
         ("Qwen/Qwen2.5-VL-7B-Instruct", 8_292_166_656),
+        ("Qwen/Qwen2.5-VL-3B-Instruct", 3_754_622_976),
+        ("Qwen/Qwen2-VL-2B-Instruct", 2_208_985_600),
         ("Qwen/Qwen3-VL-8B-Instruct", 8_767_123_696),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", 108_641_793_536),
         ("mistralai/Mistral-Small-3.1-24B-Instruct-2503", 24_011_361_280),
         # The page counts 567,754,752 with the pooler, which no engine loads.
         ("BAAI/bge-m3", 567_754_752 - 1024 * 1025),

@@ -40,6 +40,9 @@ ENTRIES = catalog.load("models")["models"]
         ("deepseek-ai/DeepSeek-V4-Flash-0731", "deepseek-ai/DeepSeek-V4-Flash", ("fp8", 8)),
         ("Llama-3.1-8B class", "meta-llama/Llama-3.1-8B", None),
         ("Qwen3-4B fp16", "Qwen/Qwen3-4B", None),
+        ("somebody/Qwen2.5-7B-Instruct-medical-v2", "Qwen/Qwen2.5-7B-Instruct", None),
+        ("NousResearch/Hermes-3-Llama-3.1-8B", "meta-llama/Llama-3.1-8B", None),
+        ("somebody/Hermes-3-Llama-3.1-8B-AWQ", "meta-llama/Llama-3.1-8B", ("awq", 4)),
     ],
 )
 def test_a_model_is_found_by_name(name: str, found: str, form: tuple[str, int] | None) -> None:
@@ -70,7 +73,17 @@ def test_a_checkpoint_s_own_format_stays() -> None:
     assert read.method == "mxfp4"
 
 
-@pytest.mark.parametrize("name", ["", "/", "nobody/has-made-this-7B", "Qwen3-8B-GGUF", "4bit", "x" * 300])
+OTHERS = [
+    "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
+    "somebody/Qwen3-8B-eagle3",
+    "somebody/Qwen3-8B-lora",
+    "somebody/Llama-3.1-8B-Vision-378",
+    "somebody/Qwen3-8B-1M",
+    "somebody/Qwen2.5-7B-upscaled-to-9B",
+]
+
+
+@pytest.mark.parametrize("name", ["", "/", "nobody/has-made-this-7B", "Qwen3-8B-GGUF", "4bit", "x" * 300, *OTHERS])
 def test_a_model_that_nobody_knows(name: str) -> None:
     assert known.find(name) is None
     with pytest.raises(UnknownModel, match=r"the catalog has no model .*; give its config\.json instead"):

@@ -118,6 +118,15 @@ _FORMAT_WORDS = frozenset(
 )
 _ROLES = frozenset(("instruct", "chat", "it", "base", "pt", "hf", "meta", "class", "thinking", "preview"))
 _DATE = re.compile(r"(?:0[1-9]|1[0-2])[0-3]\d|2[4-9](?:0[1-9]|1[0-2])")
+_SIZE = re.compile(r"(?:\d+x)?\d+(?:\.\d+)?[bmk]|a\d+(?:\.\d+)?b")
+_OTHER_SHAPES = frozenset(
+    (
+        *("vl", "vision", "llava", "vlm", "omni", "audio", "ocr", "embed", "embedding", "reranker", "reward", "rm"),
+        *("eagle", "eagle2", "eagle3", "draft", "speculator", "dflash", "mtp", "medusa", "lora", "qlora", "adapter"),
+        *("minitron", "pruned", "sparse", "2of4", "moe", "merge", "long", "frankenmerge", "upscaled", "width", "depth"),
+    )
+)
+"""Words that speak of other layers, another head or a part of a model: nothing is concluded from the rest of a name."""
 _MADE_WHILE_LOADING = frozenset(("fp8", "bnb"))
 
 
@@ -183,8 +192,9 @@ def find(name: str, quantization: str | None = None) -> Known | None:
     """Return a model of the catalog by its name, None where there is none.
 
     First its id, then its id in any case and of any owner, then the model from which its name says that it was derived:
-    another revision, or a quantized checkpoint, whose format is then the usual one of that name. What was concluded
-    stands in `assumptions`. `quantization` is the word that an engine or a log has for the format.
+    another revision, a quantized checkpoint, whose format is then the usual one of that name, or a model trained from
+    it, which keeps its sizes. What was concluded stands in `assumptions`. `quantization` is the word that an engine or
+    a log has for the format.
     """
     if not name or len(name) > _LONGEST_NAME:
         return None
@@ -212,6 +222,24 @@ def _derived(name: str, words: tuple[str, ...], kind: str | None) -> Known | Non
             continue
         known = _known(entry, f"{shown(name)} is taken as having the sizes of {entry['id']}")
         return _as_format(known, name, kind) if kind is not None else known
+    entry = _trained_from(_stem(words, loose=True))
+    if entry is None:
+        return None
+    said = f"{shown(name)} is taken as trained from {entry['id']}, whose name stands in it, with the same sizes"
+    known = _known(entry, said)
+    return _as_format(known, name, kind) if kind is not None else known
+
+
+def _trained_from(stem: tuple[str, ...]) -> Mapping[str, Any] | None:
+    """Return the model whose family and size stand in a name, None where other words speak of other sizes."""
+    for length in range(len(stem) - 1, 1, -1):
+        for start in range(len(stem) - length + 1):
+            part, others = stem[start : start + length], (*stem[:start], *stem[start + length :])
+            entry = _by("loose").get(part)
+            if entry is None or not any(_SIZE.fullmatch(word) for word in part):
+                continue
+            changed = any(word in _OTHER_SHAPES or _SIZE.fullmatch(word) for word in others)
+            return None if changed else entry
     return None
 
 

@@ -232,6 +232,23 @@ def _gemma4(_: Fields, inside: Fields, hidden: int) -> list[Module]:
     return found
 
 
+def _llama4(_: Fields, inside: Fields, hidden: int) -> list[Module]:
+    """Llama 4, whose patches are merged four to one: vllm/model_executor/models/mllama4.py."""
+    width, inter = inside.number("hidden_size"), inside.number("intermediate_size")
+    patch, image = inside.optional("patch_size", most=1024) or 14, inside.number("image_size", most=1 << 16)
+    middle, out = inside.optional("projector_input_dim") or 4096, inside.number("vision_output_dim")
+    found = [
+        linear("vision_model.patch_embedding.linear", "vision", 3 * patch * patch, width),
+        vector("vision_model.positions", ((image // patch) ** 2 + 2) * width + 4 * width, "vision"),
+        linear("vision_model.vision_adapter.mlp.fc1", "vision", 4 * width, middle),
+        linear("vision_model.vision_adapter.mlp.fc2", "vision", middle, out),
+        linear("multi_modal_projector.linear_1", "vision", out, hidden),
+    ]
+    for index in range(inside.optional("num_hidden_layers", most=256) or 34):
+        found += _layer(f"vision_model.model.layers.{index}", width, inter, True, True, False, 4 * width)
+    return found
+
+
 _TOWERS: Mapping[str, Callable[[Fields, Fields, int], list[Module] | None]] = {
     "gemma3": _gemma3,
     "gemma4": _gemma4,
@@ -250,4 +267,6 @@ _TOWERS: Mapping[str, Callable[[Fields, Fields, int], list[Module] | None]] = {
     "moonvit": _moonvit,
     "kimi_vl": _moonvit,
     "kimi_k25": _moonvit,
+    "llama4": _llama4,
+    "llama4_vision_model": _llama4,
 }
