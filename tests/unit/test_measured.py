@@ -148,7 +148,15 @@ def test_a_wrong_figure_of_a_stand_ins_plan_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    "plan", [{}, {"memory": None}, {"memory": {"kv_gib": None, "kv_tokens": None}}, {"memory": {"kv_tokens": 0}}]
+    "plan",
+    [
+        {},
+        {"memory": None},
+        {"memory": {"kv_tokens": {"value": 0.0, "low": 0.0, "high": 0.0}}},
+        {"stand_in": {"kv_bytes": 1024, "bytes_per_token": 0}},
+        {"memory": {"kv_gib": None, "kv_tokens": None}},
+        {"memory": {"kv_tokens": 0}},
+    ],
 )
 def test_without_a_planned_cache_there_is_nothing_to_compare(plan: dict[str, Any]) -> None:
     assert compare(plan, {"kv_tokens": 1000}) is None

@@ -263,6 +263,11 @@ def test_a_stand_ins_kv_cache_follows_from_its_bytes() -> None:
     assert "chat.0 has a KV cache of 130,944 tokens instead of 130,945 to 131,072" in said
 
 
+def test_an_encoder_has_no_kv_cache_to_judge() -> None:
+    none = {"value": 0.0, "low": 0.0, "high": 0.0}
+    assert said_by(audit.test_engines_have_the_planned_kv_cache, with_cache({"tokens": 16}, tokens=none)) == ""
+
+
 def test_an_unknown_kv_cache_is_not_judged() -> None:
     silent = said_by(audit.test_engines_have_the_planned_kv_cache, with_cache({}))
     assert silent == "skipped: not judged: the KV cache of chat.0 (its engine does not tell it) on h"

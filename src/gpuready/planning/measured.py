@@ -165,7 +165,7 @@ def _planned(memory: Any) -> Planned | None:
 
 def _stand_in(given: Any, engine: Mapping[str, Any]) -> Planned | None:
     """Return what a stand-in's own bytes come to: whole blocks, so the engine may have up to one less."""
-    if not isinstance(given, Mapping):
+    if not isinstance(given, Mapping) or not given["bytes_per_token"]:
         return None
     tokens = int(given["kv_bytes"] // given["bytes_per_token"])
     return Planned(given["kv_bytes"] / GIB, tokens, tokens - int(engine.get("block_tokens") or 1) + 1, tokens)

@@ -19,7 +19,7 @@ from tests.verify.probe.reading import STATE, read_json
 
 # Only what is asked about leaves the server: flags and environment may hold what is not for everybody.
 TOLD = ("name", "model", "model_path", "engine", "replicas")
-SCHEMA = 1
+SCHEMAS = (1, 2)
 
 TOPICS: tuple[Callable[[dict[str, Any]], Any], ...] = (
     # The slow ones first: they run side by side.
@@ -52,7 +52,7 @@ def snapshot() -> dict[str, Any]:
         return {"refused": f"the login is {pwd.getpwuid(os.geteuid()).pw_name} and could not become root"}
     path = STATE / "plan.json"
     plan = read_json(path)
-    if not isinstance(plan, dict) or plan.get("schema") != SCHEMA:
+    if not isinstance(plan, dict) or plan.get("schema") not in SCHEMAS:
         state = "is damaged, or of another version of gpuready" if path.exists() else "is not there"
         return {"refused": f"{path} {state}, so it is not a finished server"}
     record = {"plan": plan, "host": read_json(STATE / "host.json")}
