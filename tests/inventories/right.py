@@ -30,7 +30,7 @@ class Right:
     """Holds templates."""
 
 
-def _deployments(dice: random.Random, count: int) -> list[dict[str, Any]]:
+def _deployments(dice: random.Random, count: int, card: str) -> list[dict[str, Any]]:
     workload = {
         "prompt_tokens": {"p50": dice.randrange(1, 900), "p99": dice.randrange(900, 3000)},
         "output_tokens": {"p50": 1, "p99": dice.randrange(1, 500)},
@@ -54,12 +54,17 @@ def _deployments(dice: random.Random, count: int) -> list[dict[str, Any]]:
                 {"gpu-memory-utilization": 0.85, "max-num-batched-tokens": "4096"},
                 {"compilation-config": {"level": 3}, "no-enable-chunked-prefill": True},
                 {"kv-cache-dtype": "fp8", "seed": 0, "chat-template": None},
+                {"enforce-eager": True, "block-size": 32, "dtype": "auto"},
             ]
         )
+        if float(CARDS[card]["compute"]) < 8 and "kv-cache-dtype" in one["flags"]:
+            del one["flags"]["kv-cache-dtype"]
     one |= {name: value for name, value in _wishes(dice).items() if dice.random() < 0.3}
     if count > 1 and dice.random() < 0.4:
         other = {**one, "name": "second", "model": "org/second", "gpus": dice.choice([1, [count - 1]])}
         return [{**one, "gpus": dice.choice([1, [0]])}, other]
+    if "flags" not in one and dice.random() < 0.2:
+        return [{**one, "gpus": {"shared": 0}}, {**one, "name": "second", "model": "org/second", "gpus": {"shared": 0}}]
     return [one]
 
 
@@ -68,7 +73,7 @@ def _wishes(dice: random.Random) -> dict[str, Any]:
         "task": dice.choice(["generate", "embed", "rerank", "classify", None]),
         "allow_lossy": dice.choice([True, False]),
         "headroom_gib": dice.choice([0, 2, 1.5, "0.5", None]),
-        "draft": dice.choice([{"tokens": 3}, {"model": "org/small", "model_path": "/data/s", "tokens": "5"}, None]),
+        "draft": dice.choice([{"model": "org/small", "model_path": "/data/s", "tokens": "5"}, None]),
         "lora": dice.choice([{"slots": 4}, {"slots": 1, "rank": 64}, None]),
         "kv_offload_gib": dice.choice([0, 16, "0.5"]),
     }
@@ -187,7 +192,7 @@ def generate(seed: int) -> Iterator[Right]:
         style = list(STYLES)[number % len(STYLES)]
         card = list(CARDS)[number % len(CARDS)]
         count = dice.choice([1, 2, 4, 8])
-        deployments = _deployments(dice, count)
+        deployments = _deployments(dice, count, card)
         values: dict[str, Any] = {
             "gpuready_gpu_model": dice.choice([card, *CARDS[card]["aliases"]]),
             "gpuready_gpu_count": dice.choice([count, str(count)]),

@@ -227,10 +227,14 @@ def contradictions(dice: random.Random) -> Iterator[Case]:
         yield wrong("a draft by half", (*ONE, "draft"), {"tokens": 3, **half}, *says)
     claims = {"shared": 0, "mig": "3g.40gb"}
     yield wrong("a slice and a part at once", (*ONE, "gpus"), claims, "is refused", "{shared: 0} or {mig: 3g.40gb")
-    shared = as_yaml(changed((*ONE, "gpus"), {"shared": 0}))
-    yield Case("a part of a GPU where none is served", f"{chat} = ", ("parts of a GPU are not served yet",), shared)
+    beside = {**DECLARED, "gpuready_deployments": [{**DEPLOYMENT, "gpus": [2]}, {**SECOND, "gpus": {"shared": 2}}]}
+    yield Case("a GPU that others share", f"{chat} = [2]", ("GPU 2 is shared by others",), as_yaml(beside))
+    beyond = as_yaml(changed((*ONE, "gpus"), {"shared": 9}))
+    yield Case("a GPU that is not there", "gpus = {'shared': 9}", ("there is no GPU 9", "0 to 7"), beyond)
+    draft = as_yaml(changed((*ONE, "draft"), {"tokens": 3}))
+    yield Case("a draft without layers for it", "deployment chat, draft", ("brings no layers that draft",), draft)
     said: dict[str, tuple[Any, str]] = {
-        "draft": ({"tokens": 3}, "speculative-config"),
+        "draft": ({"tokens": 3, "model": "org/small", "model_path": "/data/small"}, "speculative-config"),
         "lora": ({"slots": 2}, "max-loras"),
         "task": ("embed", "convert"),
         "kv_offload_gib": (8, "kv-offloading-size"),
@@ -257,11 +261,11 @@ def contradictions(dice: random.Random) -> Iterator[Case]:
     yield Case("more GPUs than there are", "deployments ask for 11 GPUs", ("chat 1, code 10",), two(gpus=10))
     both = as_yaml({**DECLARED, "gpuready_deployments": [{**DEPLOYMENT, "gpus": [0, 1]}, {**SECOND, "gpus": [1, 2]}]})
     yield Case("one GPU for two deployments", "deployment code, gpus = [1, 2]", ("GPU 1 is taken by another",), both)
-    for mig in ("3g.40gb", "1g.10gb+me"):
+    for mig in ("3g.40gb", "7g.80gb+me"):
         yield Case(
             "MIG where none is served",
             "gpus = ",
-            (mig, "MIG slices are not served yet"),
+            (mig, "MIG slices are planned but not served yet"),
             as_yaml(changed((*ONE, "gpus"), {"mig": mig, "count": 2})),
         )
     for mig in ("big", "9g", "3g.40gb; rm", ""):
@@ -284,8 +288,8 @@ def contradictions(dice: random.Random) -> Iterator[Case]:
     yield wrong(
         "an unknown card", ("gpuready_gpu_model",), "h100-80gb-smx", "no such GPU", "did you mean h100-80gb-sxm?"
     )
-    text = as_yaml(changed((*ONE, "gpus"), 3))
-    yield Case("three GPUs for 32 heads", f"{chat} = 3", ("attention heads cannot be split over 3 GPUs",), text)
+    text = as_yaml(changed((*ONE, "flags"), {"tensor-parallel-size": 3}, changed((*ONE, "gpus"), 3)))
+    yield Case("three GPUs for 32 heads", "deployment chat", ("32 attention heads do not divide by 3", "tp 2"), text)
     text = as_yaml(changed((*LOAD, "prompt_tokens"), {"p50": 10, "p99": 200_000}))
     yield Case("requests beyond the model's context", "deployment chat", ("201500 tokens together", "131072"), text)
     yield Case(
@@ -334,8 +338,8 @@ def contradictions(dice: random.Random) -> Iterator[Case]:
     small = {"models": {"/data/llama": {**recorded_facts()["models"]["/data/llama"], "weight_bytes": 200 * GIB}}}
     yield Case(
         "a model that does not fit",
-        "deployment chat does not fit",
-        ("weights 200.0", "smaller or quantized model"),
+        "deployment chat: org/llama does not fit on 1 x H100",
+        ("weights 200.0", "give it 3 GPUs", "take a checkpoint in FP8"),
         plain,
         facts=small,
     )
@@ -349,11 +353,12 @@ def flagged(kind: str, name: str, value: Any, *says: str) -> Case:
 def flags(_: random.Random) -> Iterator[Case]:
     """Yield engine flags that are not to be set, contradict the plan, or are no flags."""
     where = "deployment chat, flags."
-    for name in ("port", "host", "model", "tensor-parallel-size", "tensor_parallel_size", "--served-model-name"):
+    for name in ("port", "host", "model", "data-parallel-size", "data_parallel_size", "--served-model-name"):
         yield flagged("a flag that gpuready owns", name, 1, "is set by gpuready itself")
     yield flagged("a flag that is a secret", "api-key", "hunter2", "is a secret")
-    for first, second in (("max-num-seqs", "max_num_seqs"), ("enable-prefix-caching", "no-enable-prefix-caching")):
-        text = as_yaml(changed((*ONE, "flags"), {first: 8, second: 9}))
+    twice = (("max-num-seqs", "max_num_seqs", 8), ("enable-prefix-caching", "no-enable-prefix-caching", True))
+    for first, second, same in twice:
+        text = as_yaml(changed((*ONE, "flags"), {first: same, second: same}))
         yield Case("one flag twice", f"{where}{second}", ("are the same flag",), text)
     for name, meant in (("max-num-seq", "max-num-seqs"), ("gpu_memory_utilisation", "gpu-memory-utilization")):
         yield flagged("a misspelled flag", name, 8, "no such flag", f"did you mean {meant}?")
@@ -367,7 +372,15 @@ def flags(_: random.Random) -> Iterator[Case]:
         text = with_text((*ONE, "flags"), f"{{seed: {spelling}}}")
         says = (shown, "is refused", "allowed are texts, finite numbers")
         yield Case("a value of a flag that its file cannot hold", f"{where}seed", says, text)
-    yield flagged("a context that the memory cannot hold", "max-model-len", 9_000_000, "= 9000000 does not fit")
+    yield flagged(
+        "a context that the memory cannot hold", "max-model-len", 9_000_000, "= 9000000 is refused", "at most 131072"
+    )
+    for part in (0.999, 0.1):
+        says = ("does not fit", "GiB", "; set at ")
+        yield flagged("a part of the memory that cannot be", "gpu-memory-utilization", part, *says)
+    for name, no_setting in (("enforce-eager", "perhaps"), ("dtype", 16), ("quantization", ["fp8"])):
+        yield flagged("a setting of a wrong type", name, no_setting, "is refused", "allowed is ")
+    yield flagged("a format that is none", "kv-cache-dtype", "fp7")
     for name in ("a: b", "max num seqs", "x\ny: 1", "", "é", "a" * 200):
         text = as_yaml(changed((*ONE, "flags"), {name: 1}))
         yield Case("no name of a flag", spelled((*ONE, "flags")), ("no such key", "as the engine spells it"), text)

@@ -69,13 +69,17 @@ def test_a_release_without_the_setting_is_refused() -> None:
 
 
 def test_all_of_it_stands_in_the_engines_file() -> None:
-    declared = deployment(lora={"slots": 4, "rank": 32}, kv_offload_gib=16.0, draft={"model_path": None, "tokens": 3})
+    declared = deployment(
+        lora={"slots": 4, "rank": 32},
+        kv_offload_gib=16.0,
+        draft={"model": "llama", "model_path": "/data/llama", "tokens": 3},
+    )
     made = {**plan(spec(declared)), "gateway": GATEWAY}
     files = render_host(Renderer([ROOT / "templates"]), {}, made, {})
     values = yaml.safe_load(files["releases"]["chat"]["serve.yaml"])
     assert (values["enable-lora"], values["max-loras"], values["max-lora-rank"]) == (True, 4, 32)
     assert values["kv-offloading-size"] == 16
-    assert json.dumps(values["speculative-config"]) == '{"method": "mtp", "num_speculative_tokens": 3}'
+    assert json.dumps(values["speculative-config"]) == '{"model": "/data/llama", "num_speculative_tokens": 3}'
 
 
 def test_a_flag_beside_its_field_is_refused() -> None:

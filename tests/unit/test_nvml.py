@@ -56,6 +56,7 @@ def test_eight_h100_as_a_real_server_shows_them(probe: Any) -> None:
         "mig_mode": "disabled",
         "mig_mode_pending": "disabled",
         "nvlinks_active": 18,
+        "nvlink_peers": [f"0000:0{number}:00.0" for number in (5, 6, 7, 8)],  # the NVSwitches
         "processes": [],
         "problem": None,
     }
@@ -67,6 +68,13 @@ def test_eight_a100(probe: Any) -> None:
     assert {
         (gpu["name"], gpu["pci_device_id"], gpu["memory_total_bytes"], gpu["nvlinks_active"]) for gpu in report["gpus"]
     } == {("NVIDIA A100-SXM4-80GB", 0x20B2, 81920 * 1024**2, 12)}
+
+
+def test_four_a100_reach_each_other_without_a_switch(probe: Any) -> None:
+    gpus = probe(state("a100-40gb-sxm-x4"))["gpus"]
+    addresses = {gpu["pci_address"] for gpu in gpus}
+
+    assert [set(gpu["nvlink_peers"]) for gpu in gpus] == [addresses - {gpu["pci_address"]} for gpu in gpus]
 
 
 def test_processes_are_listed_with_their_memory(probe: Any) -> None:
@@ -136,6 +144,7 @@ def test_a_gpu_without_mig_and_nvlink_has_no_problem(probe: Any) -> None:
 
     assert gpu["mig_mode"] == "not supported"
     assert gpu["nvlinks_active"] is None
+    assert gpu["nvlink_peers"] is None
     assert gpu["problem"] is None
 
 

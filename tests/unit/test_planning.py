@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import datetime
+import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gpuready import catalog
 from gpuready.outcome import Refusal
+from gpuready.planning import explain
 from gpuready.planning.flags import split
 from gpuready.planning.measured import compare
-from gpuready.planning.memory.budget import budget
 from gpuready.planning.model.config import UnknownModel, read_facts
 from gpuready.planning.model.facts import ModelFacts
-from gpuready.planning.placement import place
-from gpuready.planning.plan import effective_stack, make_plan
+from gpuready.planning.plan import effective_stack, inputs_digest, make_plan
 
 LLAMA_8B = {
     "num_hidden_layers": 32,
@@ -37,35 +38,6 @@ LLAMA_70B = {**LLAMA_8B, "num_hidden_layers": 80, "hidden_size": 8192, "num_atte
 def test_parameters_of_llama_8b_are_those_of_its_safetensors_headers() -> None:
     # 8030261248 parameters of two bytes: the total of meta-llama/Llama-3.1-8B-Instruct's headers, 14.9575 GiB.
     assert read_facts(LLAMA_8B, None).weight_bytes == 8030261248 * 2
-
-
-# Start-up logs of vLLM 0.19.0 on H100 80GB (79.19 GiB), utilization 0.95, 1024 sequences, 8192 batched tokens:
-# github.com/jgchn/llm-d-planner at d3121e0, accuracy/results/v0.19.0/logs/meta-llama-llama-3*tp{1,2,4}*8192*.log
-@pytest.mark.parametrize(
-    ("gpus", "weights", "activation", "non_torch", "kv_gib", "kv_tokens"),
-    [
-        (1, 14.99, 1.89, 0.25, 58.11, 476016),
-        (2, 7.51, 1.89, 2.07, 63.76, 1044688),
-        (4, 3.77, 1.89, 2.13, 67.44, 2209792),
-    ],
-)
-def test_budget_is_what_vllm_reported(
-    gpus: int, weights: float, activation: float, non_torch: float, kv_gib: float, kv_tokens: int
-) -> None:
-    found = budget(read_facts(LLAMA_8B, None), 79.19, gpus, 1024, 8192, utilization=0.95)
-    assert found.weights_gib == pytest.approx(weights, abs=0.05)
-    assert found.activation_gib == pytest.approx(activation, abs=0.05)
-    assert found.non_torch_gib == pytest.approx(non_torch, abs=0.07)
-    assert found.kv_gib == pytest.approx(kv_gib, abs=0.15)
-    assert found.kv_tokens == pytest.approx(kv_tokens, rel=0.005)
-
-
-def test_kv_heads_fewer_than_gpus_are_replicated() -> None:
-    model = read_facts({**LLAMA_8B, "num_key_value_heads": 2}, None)
-    two = budget(model, 79.19, 2, 256, 8192)
-    eight = budget(model, 79.19, 8, 256, 8192)
-    # Eight GPUs hold no more heads apart than two: only the weights' share makes room.
-    assert eight.kv_tokens / two.kv_tokens == pytest.approx(eight.kv_gib / two.kv_gib, rel=0.01)
 
 
 def test_headers_win_over_the_configuration() -> None:
@@ -132,24 +104,64 @@ def refusal(declared: dict[str, Any], config: dict[str, Any] = LLAMA_8B, facts: 
 
 def test_settings_follow_from_the_workload() -> None:
     settings = plan(spec(deployment()))["deployments"][0]["settings"]
-    # 16000 + 1500 tokens, rounded up to 256.
+    # 16000 + 1500 tokens, rounded up to 256; 64 requests and a quarter more.
     assert settings["max_model_len"] == 17664
-    assert settings["max_num_seqs"] == 64
-    assert settings["tensor_parallel_size"] == 1
+    assert settings["max_num_seqs"] == 80
+    assert (settings["tensor_parallel_size"], settings["pipeline_parallel_size"]) == (1, 1)
+    assert 0.9 < settings["gpu_memory_utilization"] < 1
+    assert "kv_cache_memory_bytes" not in settings
 
 
 def test_fewer_requests_at_once_than_wanted_are_said() -> None:
     workload = {**deployment()["workload"], "concurrency": 2000}
     planned = plan(spec(deployment(workload=workload)))["deployments"][0]
     assert planned["settings"]["max_num_seqs"] < 2000
-    assert "2000 wanted" in planned["explain"][-1]
+    assert any("of 2000 wanted requests at once are served" in line for line in planned["explain"])
+
+
+def test_a_plan_says_where_the_memory_goes_as_plain_data() -> None:
+    made = plan(spec(deployment()))
+    assert json.loads(json.dumps(made)) == made
+    assert made["schema"] == 2
+    memory = made["deployments"][0]["memory"]
+    assert memory["kv"]["low"] < memory["kv"]["value"] < memory["kv"]["high"]
+    parts = sum(memory[part]["value"] for part in ("outside", "weights", "activation", "non_torch", "kv"))
+    assert parts + memory["free_gib"] == pytest.approx(memory["total_gib"], abs=0.01)
+    told = explain.read(made["deployments"][0]["explanation"])
+    assert told.figure("kv_tokens").value == int(memory["kv_tokens"]["value"])
+
+
+def test_gpus_beyond_what_one_replica_needs_are_more_replicas() -> None:
+    (planned,) = plan(spec(deployment(gpus=4)))["deployments"]
+    assert planned["settings"]["tensor_parallel_size"] == 1
+    assert [(one["index"], one["gpus"], one["port"]) for one in planned["replicas"]] == [
+        (0, [0], 18100),
+        (1, [1], 18101),
+        (2, [2], 18102),
+        (3, [3], 18103),
+    ]
+
+
+def test_what_an_operator_sets_is_planned_with() -> None:
+    flags = {"tensor-parallel-size": 2, "max_num_seqs": 7, "kv-cache-dtype": "fp8", "enforce-eager": True, "seed": 1}
+    (planned,) = plan(spec(deployment(gpus=4, flags=flags)))["deployments"]
+    assert planned["settings"]["tensor_parallel_size"] == 2
+    assert planned["settings"]["max_num_seqs"] == 7
+    assert [one["gpus"] for one in planned["replicas"]] == [[0, 1], [2, 3]]
+    assert planned["flags"] == {
+        "enable-prefix-caching": True,
+        "kv-cache-dtype": "fp8",
+        "enforce-eager": True,
+        "seed": 1,
+    }
+    assert planned["memory"]["graphs"]["value"] == 0
 
 
 def test_a_model_too_large_is_refused_with_the_arithmetic() -> None:
     (sentence,) = refusal(spec(deployment()), LLAMA_70B)
-    assert "deployment chat does not fit" in sentence
-    assert "weights 131.42" in sentence  # 70553706496 parameters of two bytes
-    assert "give it more than 1 GPU" in sentence
+    assert "deployment chat: llama does not fit on 1 x H100 SXM5 80GB" in sentence
+    assert "weights 131.4" in sentence  # 70553706496 parameters of two bytes
+    assert "give it 2 GPUs" in sentence
 
 
 def test_more_gpus_than_there_are() -> None:
@@ -163,10 +175,18 @@ def test_more_gpus_than_there_are() -> None:
     [
         ({"gpus": [0, 9]}, "there is no GPU 9; the server has GPUs 0 to 7"),
         ({"gpus": [1, 1]}, "a GPU is named twice"),
-        ({"gpus": {"mig": "3g.40gb", "count": 1}}, "MIG slices are not served yet"),
+        ({"gpus": {"shared": 9}}, "there is no GPU 9; the server has GPUs 0 to 7"),
+        ({"gpus": {"mig": "3g.30gb", "count": 1}}, "gpus.mig = '3g.30gb': NVIDIA H100 SXM5 80GB has no MIG profile"),
+        ({"gpus": {"mig": "3g.40gb", "count": 17}}, "slices of at least 9 GPUs (chat 17 x 3g.40gb): 8 of 8 GPUs are"),
         ({"engine": "sglang"}, "engine = 'sglang' is not in stack cu128; stack cu128 has vllm"),
         ({"flags": {"port": 1}}, "flags.port is set by gpuready itself"),
-        ({"gpus": 3}, "32 attention heads cannot be split over 3 GPUs; allowed are 1, 2, 4, 8, 16"),
+        ({"gpus": 3, "flags": {"tensor-parallel-size": 3}}, "its 32 attention heads do not divide by 3; tp 2 fits"),
+        ({"gpus": 4, "flags": {"tensor-parallel-size": 3}}, "set them so that their product divides 4"),
+        ({"draft": {"tokens": 3, "model": None, "model_path": None}}, "brings no layers that draft"),
+        ({"flags": {"gpu-memory-utilization": 0.999}}, "flags.gpu-memory-utilization = 0.999 does not fit"),
+        ({"flags": {"quantization": "awq"}}, "take a checkpoint in awq, or leave the weights in 16 bits"),
+        ({"flags": {"enforce-eager": "perhaps"}}, "allowed is true or false"),
+        ({"flags": {"dtype": 16}}, "flags.dtype = 16 is refused: allowed is a name of letters and digits"),
     ],
 )
 def test_refusals_name_value_and_remedy(change: dict[str, Any], words: str) -> None:
@@ -197,8 +217,16 @@ def test_a_flags_value_that_its_file_can_hold_is_kept() -> None:
 
 def test_flag_that_does_not_fit_is_refused_with_the_limit() -> None:
     (sentence,) = refusal(spec(deployment(flags={"max-model-len": 900000})))
-    assert "flags.max-model-len = 900000 does not fit" in sentence
+    assert "flags.max-model-len = 900000 is refused: llama has a context of 131072; set at most 131072" in sentence
+    (sentence,) = refusal(spec(deployment(flags={"max-model-len": 120000, "gpu-memory-utilization": 0.3})))
+    assert "flags.max-model-len = 120000 does not fit: 79.19 GiB - weights 14.99" in sentence
     assert "set at most " in sentence
+
+
+def test_context_that_an_operator_stretches_is_taken() -> None:
+    flags = {"max-model-len": 262144, "hf-overrides": {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}}
+    (planned,) = plan(spec(deployment(flags=flags)))["deployments"]
+    assert planned["settings"]["max_model_len"] == 262144
 
 
 def test_context_longer_than_the_model_has() -> None:
@@ -244,24 +272,81 @@ def test_all_refusals_come_at_once() -> None:
     assert len(sentences) == 3
 
 
-def test_placement_is_sticky() -> None:
-    declared = spec(deployment(name="a", gpus=2), deployment(name="b", gpus=2))
-    placement, _ = place("h1", declared, {"b": [{"index": 0, "gpus": [0, 1], "port": 18100}]})
-    assert placement["b"] == {"gpus": [0, 1], "port": 18100}
-    assert placement["a"] == {"gpus": [2, 3], "port": 18101}
+# What deployments ask for beside their model --------------------------------------------------------------------------
 
 
-def test_named_gpus_go_before_counted_ones() -> None:
-    declared = spec(deployment(name="a", gpus=2), deployment(name="b", gpus=[0, 1]))
-    placement, failures = place("h1", declared, {})
-    assert not failures
-    assert (placement["a"]["gpus"], placement["b"]["gpus"]) == ([2, 3], [0, 1])
+def test_a_draft_model_is_counted_with() -> None:
+    draft = {"tokens": 3, "model": "small", "model_path": "/data/small"}
+    small = {**LLAMA_8B, "num_hidden_layers": 2}
+    declared = spec(deployment(draft=draft))
+    models = {"llama": read_facts(LLAMA_8B, None), "small": read_facts(small, None)}
+    stack = effective_stack(declared, {})
+    assert stack is not None
+    (planned,) = make_plan("h1", declared, stack, FACTS, models, {})["deployments"]
+    (plain,) = plan(spec(deployment()))["deployments"]
+    more = models["small"].weight_bytes / 2**30
+    assert planned["memory"]["weights"]["value"] == pytest.approx(plain["memory"]["weights"]["value"] + more, abs=0.05)
+    assert planned["flags"]["speculative-config"] == {"model": "/data/small", "num_speculative_tokens": 3}
 
 
-def test_the_same_gpu_for_two_deployments() -> None:
-    declared = spec(deployment(name="a", gpus=[0, 1]), deployment(name="b", gpus=[1, 2]))
-    _, failures = place("h1", declared, {})
-    assert "GPU 1 is taken by another deployment" in failures[0].sentence()
+def test_the_hosts_memory_bounds_what_is_put_there() -> None:
+    facts = {**FACTS, "ram_bytes": 100 << 30}
+    (sentence,) = refusal(spec(deployment(kv_offload_gib=60.0)), facts=facts)
+    assert "kv_offload_gib = 60 is more than the host has for it: 50.0 GiB of its memory" in sentence
+    both = spec(deployment(kv_offload_gib=30.0), deployment(name="b", model="other", kv_offload_gib=30.0))
+    (sentence,) = refusal(both, facts=facts)
+    assert "deployment b: kv_offload_gib = 30 is more than the host has for it: 20.0 GiB" in sentence
+    assert sentence.endswith("set at most 20.")
+
+
+def test_slices_are_planned_by_their_own_memory() -> None:
+    (planned,) = plan(spec(deployment(gpus={"mig": "3g.40gb", "count": 2})))["deployments"]
+    assert planned["memory"]["total_gib"] == 39.5
+    assert [(one["mig"], one["gpus"]) for one in planned["replicas"]] == [("3g.40gb", []), ("3g.40gb", [])]
+
+
+def test_deployments_on_one_gpu_have_parts_of_it_and_an_order() -> None:
+    shared = {"gpus": {"shared": 2}}
+    made = plan(spec(deployment(name="a", gpus=1), deployment(**shared), deployment(name="b", model="other", **shared)))
+    by_name = {one["name"]: one for one in made["deployments"]}
+    assert [one["name"] for one in made["deployments"]] == ["a", "b", "chat"]
+    assert by_name["a"]["replicas"][0]["gpus"] == [0]
+    parts = [by_name[name]["replicas"][0] for name in ("b", "chat")]
+    assert [part["gpus"] for part in parts] == [[2], [2]]
+    assert [by_name[name].get("start_after") for name in ("a", "b", "chat")] == [None, [], ["b"]]
+    # Both say the same division, so that neither starts beside what was divided otherwise.
+    assert parts[0]["shares"] == parts[1]["shares"]
+    assert sum(parts[0]["shares"].values()) <= 79.19
+    for name in ("b", "chat"):
+        assert by_name[name]["settings"]["kv_cache_memory_bytes"] % (1 << 26) == 0
+        assert by_name[name]["settings"]["gpu_memory_utilization"] < 0.6
+
+
+def test_parts_that_do_not_fit_together_are_refused_with_the_sum() -> None:
+    names = ("a", "b", "c", "d", "e")
+    many = [deployment(name=name, model=name, gpus={"shared": 0}) for name in names]
+    (sentence,) = refusal(spec(*many))
+    assert sentence.startswith("host h1, GPU 0, shared by a and b and c and d and e: 5 deployments do not fit together")
+    assert "GiB are missing: give a a GPU of its own" in sentence
+
+
+def test_a_whole_claim_on_a_shared_gpu_is_refused() -> None:
+    (sentence,) = refusal(spec(deployment(gpus=[0]), deployment(name="b", model="other", gpus={"shared": 0})))
+    assert "deployment chat, gpus = [0]: GPU 0 is shared by others" in sentence
+
+
+def test_a_newer_planners_form_of_a_model_is_no_other_model() -> None:
+    declared = spec(deployment())
+    model = read_facts(LLAMA_8B, None)
+    stack = effective_stack(declared, {})
+    assert stack is not None
+    digests = {
+        inputs_digest(declared, stack, FACTS, {"llama": one})
+        for one in (model, replace(model, rotary_elements=7), replace(model, assumptions=("x",)))
+    }
+    assert len(digests) == 1
+    other = replace(model, dtype="float16")
+    assert inputs_digest(declared, stack, FACTS, {"llama": other}) not in digests
 
 
 @pytest.mark.parametrize("name", catalog.load("stacks")["stacks"])

@@ -61,6 +61,8 @@ class NvmlGpu:
     """What the mode is after the next reset; differs from `mig_mode` on Ampere after a change."""
     nvlinks_active: int | None = None
     """How many NVLinks are up (`nvidia-smi nvlink -s`); None where the GPU has none or does not tell."""
+    nvlink_peers: tuple[str, ...] | None = None
+    """PCI addresses at the other ends of the links that are up: GPUs or NVSwitches; None where they are not told."""
     processes: tuple[GpuProcess, ...] | None = None
     """Every compute and graphics process on the GPU; empty when it is free."""
     problem: str | None = None
@@ -163,13 +165,14 @@ def _gpu(pynvml: Any, index: int) -> NvmlGpu:
     name = reader.try_("name", pynvml.nvmlDeviceGetName, handle)
     capability = reader.try_("compute capability", pynvml.nvmlDeviceGetCudaComputeCapability, handle)
     mig_mode, mig_mode_pending = _mig_mode(reader, handle)
-    nvlinks_active = _nvlinks_active(reader, handle)
+    links = _nvlinks(reader, handle)
+    nvlink_peers = _nvlink_peers(reader, handle, links)
     processes = _processes(reader, handle)
     return NvmlGpu(
         index=index,
         uuid=uuid,
         name=name,
-        pci_address=None if pci is None else f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0",
+        pci_address=None if pci is None else _address(pci),
         pci_device_id=None if pci is None else pci.pciDeviceId >> 16,
         memory_total_bytes=memory.get("total"),
         memory_used_bytes=memory.get("used"),
@@ -178,7 +181,8 @@ def _gpu(pynvml: Any, index: int) -> NvmlGpu:
         compute_capability=capability,
         mig_mode=mig_mode,
         mig_mode_pending=mig_mode_pending,
-        nvlinks_active=nvlinks_active,
+        nvlinks_active=None if links is None else len(links),
+        nvlink_peers=nvlink_peers,
         processes=processes,
         problem=reader.problem(f"GPU {index}"),
     )
@@ -207,18 +211,35 @@ def _mig_mode(reader: _Reader, handle: Any) -> tuple[str | None, str | None]:
     return words.get(current), words.get(pending)
 
 
-def _nvlinks_active(reader: _Reader, handle: Any) -> int | None:
+def _nvlinks(reader: _Reader, handle: Any) -> list[int] | None:
+    """Return the NVLinks that are up; None where the GPU has none or does not tell."""
     pynvml = reader.pynvml
-    links = active = 0
+    link = 0
+    active = []
     try:
-        for links in range(pynvml.NVML_NVLINK_MAX_LINKS):
-            active += pynvml.nvmlDeviceGetNvLinkState(handle, links) == pynvml.NVML_FEATURE_ENABLED
+        for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+            if pynvml.nvmlDeviceGetNvLinkState(handle, link) == pynvml.NVML_FEATURE_ENABLED:
+                active.append(link)
     except (pynvml.NVMLError_InvalidArgument, pynvml.NVMLError_NotSupported):
-        return active if links > 0 else None  # no such link: the end, or a GPU without NVLink
+        return active if link > 0 else None  # no such link: the end, or a GPU without NVLink
     except pynvml.NVMLError as error:
-        reader.problems.append(f"NVLink {links}: {describe(pynvml, error)}")
+        reader.problems.append(f"NVLink {link}: {describe(pynvml, error)}")
         return None
     return active
+
+
+def _nvlink_peers(reader: _Reader, handle: Any, links: list[int] | None) -> tuple[str, ...] | None:
+    """Return what is at the other end of the links, each once."""
+    if links is None:
+        return None
+    ends = [
+        reader.try_(f"NVLink {link}", reader.pynvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link) for link in links
+    ]
+    return None if None in ends else tuple(sorted({_address(end) for end in ends}))
+
+
+def _address(pci: Any) -> str:
+    return f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
 
 
 def _processes(reader: _Reader, handle: Any) -> tuple[GpuProcess, ...] | None:

@@ -54,7 +54,10 @@ def show(request: Mapping[str, Any]) -> dict[str, Any]:
         "shared_memory": asdict(read.shared_memory) if read.shared_memory else None,
         "cpu": asdict(read.cpu),
         "ram_bytes": read.memory.total_bytes,
-        "gpus": [{"address": gpu.address, "device_id": f"{gpu.device:04x}"} for gpu in pci.gpus(devices)],
+        "gpus": [
+            {"address": gpu.address, "device_id": f"{gpu.device:04x}", "numa_node": gpu.numa_node}
+            for gpu in pci.gpus(devices)
+        ],
         "nvswitch_count": len(pci.nvswitches(devices)),
         "nvme_count": len(pci.nvmes(devices)),
         "nvml": _nvml(),
@@ -104,7 +107,9 @@ def _nvml() -> dict[str, Any] | None:
                 "uuid": gpu.uuid,
                 "name": gpu.name,
                 "memory_bytes": gpu.memory_total_bytes,
+                "pci_address": gpu.pci_address,
                 "nvlink_links": gpu.nvlinks_active,
+                "nvlink_peers": gpu.nvlink_peers,
                 "mig_mode": gpu.mig_mode,
                 "problem": gpu.problem,
             }

@@ -1,86 +1,98 @@
-"""Plans one deployment: engine settings, where the memory goes, and why, in sentences."""
+"""What a declared deployment asks of the planner, and its part of the plan: settings, memory, replicas, reasons."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from gpuready.outcome import Failure
+from gpuready.planning import explain, support
 from gpuready.planning.features import feature_flags
-from gpuready.planning.flags import as_yaml, split
-from gpuready.planning.memory.budget import UTILIZATION, Budget, budget, kv_bytes_per_token_per_gpu
+from gpuready.planning.flags import FLAG_OF, as_yaml, split
+from gpuready.planning.memory.run import GIB, Draft, Lora, Run
 from gpuready.planning.model.facts import ModelFacts
+from gpuready.planning.wish import Lengths, Option, Wish, Workload
 
-BATCHED_TOKENS = 8192
+_LONGER = ("hf-overrides", "rope-scaling", "hf-config-path")
+"""Flags by which an operator may give a model more context than its config.json says."""
+_MEGA = 1 << 20
+_NAMES = {
+    "tp": "tensor_parallel_size",
+    "pp": "pipeline_parallel_size",
+    "max_model_len": "max_model_len",
+    "max_num_seqs": "max_num_seqs",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+    "memory_fraction": "gpu_memory_utilization",
+    "kv_bytes": "kv_cache_memory_bytes",
+}
+"""The plan's names of the settings that every deployment has; others stand among its flags."""
+_SOMETIMES = ("dtype", "quantization", "kv_dtype", "dcp", "block_size", "graph_max_batch", "enforce_eager")
 
 
-def _context(where: str, declared: Mapping[str, Any], model: ModelFacts) -> tuple[int, list[Failure]]:
-    """Return the context length that the longest request in a hundred needs, rounded up to 256 tokens."""
-    workload = declared["workload"]
-    wanted = workload["prompt_tokens"]["p99"] + workload["output_tokens"]["p99"]
-    if wanted > model.context_tokens:
-        what = f"{where}: prompt and output p99 are {wanted} tokens together"
-        why = f"{declared['model']} has a context of {model.context_tokens}"
-        return model.context_tokens, [
-            Failure("plan.context", what, why, "lower p99 or choose a model with more context")
-        ]
-    return min(model.context_tokens, -(-wanted // 256) * 256), []
-
-
-def _too_small(where: str, card: Mapping[str, Any], found: Budget, gpus: int, context: int) -> list[Failure]:
-    share = f"{found.requested_gib / found.total_gib:.0%}"
-    arithmetic = (
-        f"{card['title']}: {found.requested_gib} GiB usable ({share} of {found.total_gib}) - weights "
-        f"{found.weights_gib} - activations {found.activation_gib} - non-torch {found.non_torch_gib} = {found.kv_gib} "
-        f"GiB per GPU for the KV cache"
+def wish_of(
+    where: str, declared: Mapping[str, Any], model: ModelFacts, version: str, drafting: ModelFacts | None
+) -> tuple[Wish, list[Failure]]:
+    """Return what a deployment asks for, and what of it contradicts itself; `drafting` is its draft model's facts."""
+    settings, rest, failures = split(where, declared["flags"])
+    load = declared["workload"]
+    if any(name in rest for name in _LONGER):
+        model = replace(model, context_tokens=max(model.context_tokens, int(settings.get("max_model_len", 0))))
+    draft, refused = _draft(where, declared, model, drafting)
+    lora = declared.get("lora")
+    wish = Wish(
+        name=declared["name"],
+        model_id=declared["model"],
+        model=model,
+        engine=declared["engine"],
+        version=version,
+        workload=Workload(
+            Lengths(**load["prompt_tokens"]),
+            Lengths(**load["output_tokens"]),
+            load["concurrency"],
+            load.get("preemption_probability", 0.01),
+        ),
+        task=declared.get("task") or model.task,
+        allow_lossy=bool(declared.get("allow_lossy")),
+        headroom_gib=declared.get("headroom_gib"),
+        settings=settings,
+        draft=draft,
+        lora=Lora(lora["slots"], lora["rank"]) if lora else None,
+        kv_offload_gib=declared.get("kv_offload_gib") or 0.0,
     )
-    if found.kv_gib <= 0:
-        why = arithmetic
-    elif found.kv_tokens < context:
-        why = f"{arithmetic}, {found.kv_tokens} tokens, and one request may take {context}"
-    else:
-        return []
-    fix = f"give it more than {gpus} GPU{'s' if gpus > 1 else ''}, a smaller or quantized model, or shorter requests"
-    return [Failure("plan.memory", f"{where} does not fit", why, fix)]
+    return wish, failures + refused
 
 
-def _heads_failure(where: str, model: ModelFacts, gpus: int) -> list[Failure]:
-    if model.heads % gpus == 0:
-        return []
-    allowed = [count for count in range(1, 17) if model.heads % count == 0]
-    what = f"{where}, gpus = {gpus}: the model's {model.heads} attention heads cannot be split over {gpus} GPUs"
-    return [Failure("plan.heads", what, "", f"allowed are {', '.join(map(str, allowed))}")]
+def _draft(
+    where: str, declared: Mapping[str, Any], model: ModelFacts, drafting: ModelFacts | None
+) -> tuple[Draft | None, list[Failure]]:
+    asked = declared.get("draft")
+    if not asked:
+        return None, []
+    if asked.get("model") is None:
+        if model.draft_layers:
+            return Draft(asked["tokens"]), []
+        what = f"{where}, draft: the checkpoint of {declared['model']} brings no layers that draft"
+        return None, [Failure("plan.draft", what, "", "name draft.model and draft.model_path, or remove draft")]
+    if drafting is None:
+        return None, []  # said by whoever reads models
+    return Draft(asked["tokens"], drafting.weight_bytes, drafting.kv_bytes_per_token()), []
 
 
-def _flag_memory(where: str, chosen: Mapping[str, Any], found: Budget) -> list[Failure]:
-    length = chosen.get("max_model_len", 0)
-    if 0 < found.kv_tokens < length:
-        what = f"{where}, flags.max-model-len = {length} does not fit"
-        why = f"the KV cache holds {found.kv_tokens} tokens ({found.kv_gib} GiB per GPU)"
-        return [Failure("plan.flag_memory", what, why, f"set at most {found.kv_tokens}")]
-    return []
+def named(where: str, failures: Iterable[Failure]) -> list[Failure]:
+    """Return failures of the search with the host, the deployment, and the flag that each is about."""
+    found = []
+    for one in failures:
+        field = one.what.partition(" ")[0]
+        what = (
+            f"{where}, flags.{FLAG_OF[field]}{one.what[len(field) :]}" if field in FLAG_OF else f"{where}: {one.what}"
+        )
+        found.append(replace(one, what=what, fix=_spelled(one.fix)))
+    return found
 
 
-def _explain(
-    declared: Mapping[str, Any],
-    model: ModelFacts,
-    card: Mapping[str, Any],
-    gpus: int,
-    found: Budget,
-    settings: Mapping[str, Any],
-) -> list[str]:
-    workload = declared["workload"]
-    median = workload["prompt_tokens"]["p50"] + workload["output_tokens"]["p50"]
-    return [
-        f"{declared['model']} on {gpus} x {card['title']}, engine {declared['engine']}",
-        f"weights {found.weights_gib} GiB per GPU (from {model.weights_from})",
-        f"KV cache {found.kv_gib} GiB per GPU = {found.kv_tokens} tokens at "
-        f"{kv_bytes_per_token_per_gpu(model, gpus):.0f} bytes per token and GPU",
-        f"context {settings['max_model_len']} tokens: prompt and output p99, rounded up to 256",
-        f"{settings['max_num_seqs']} requests at once: {workload['concurrency']} wanted, "
-        f"{found.kv_tokens // median} fit at the median of {median} tokens",
-    ]
+def _spelled(fix: str) -> str:
+    return fix.replace("set max_model_len to", "set flags.max-model-len to")
 
 
 def start_seconds(model: ModelFacts) -> int:
@@ -92,80 +104,85 @@ def start_seconds(model: ModelFacts) -> int:
 
 
 def plan_deployment(
-    host: str,
+    where: str,
     declared: Mapping[str, Any],
-    model: ModelFacts,
-    card: Mapping[str, Any],
+    option: Option,
     stack: Mapping[str, Any],
-    placement: Mapping[str, Any],
+    replicas: Sequence[Mapping[str, Any]],
 ) -> tuple[dict[str, Any], list[Failure]]:
-    """Return the plan of one deployment and what is refused about it."""
-    where = f"host {host}, deployment {declared['name']}"
-    gpus = len(placement["gpus"])
-    workload = declared["workload"]
-    chosen, flags, failures = split(where, declared["flags"])
-    context, refused = _context(where, declared, model)
-    context = chosen.get("max_model_len", context)
-    failures += refused + _heads_failure(where, model, gpus)
-    found = budget(
-        model,
-        card["usable_gib"],
-        gpus,
-        chosen.get("max_num_seqs", workload["concurrency"]),
-        chosen.get("max_num_batched_tokens", BATCHED_TOKENS),
-        chosen.get("gpu_memory_utilization", UTILIZATION),
-    )
-    failures += _flag_memory(where, chosen, found) or _too_small(where, card, found, gpus, context)
-    median = workload["prompt_tokens"]["p50"] + workload["output_tokens"]["p50"]
-    settings: dict[str, Any] = {
-        "tensor_parallel_size": gpus,
-        "max_model_len": context,
-        "max_num_seqs": max(1, min(workload["concurrency"], found.kv_tokens // median)),
-        "max_num_batched_tokens": BATCHED_TOKENS,
-        "gpu_memory_utilization": UTILIZATION,
-        **chosen,
-    }
-    explain = _explain(declared, model, card, gpus, found, settings)
+    """Return a deployment's part of the plan, and what is refused of its flags."""
+    engine = stack["engines"][declared["engine"]]
+    settings = _settings(option.run)
+    told = explain.explain(option)
+    sentences = told.sentences()
     stand_in: dict[str, float] | None = None
     if stack["engine_memory"]:
-        explain.append(_shrink_to_stand_in(settings, stack["engine_memory"], model, chosen))
+        sentences.append(_shrink_to_stand_in(settings, stack["engine_memory"], option))
         stand_in = {
             "kv_bytes": settings["kv_cache_memory_bytes"],
-            "bytes_per_token": model.kv_bytes_per_token(),
+            "bytes_per_token": option.wish.model.kv_bytes_per_token(),
         }
-    engine = stack["engines"][declared["engine"]]
-    extra = {name: value for name, value in engine.get("settings", {}).items() if name not in flags}
-    features, refused = feature_flags(where, declared, engine["version"], flags)
-    failures += refused
+    _, rest, _ = split(where, declared["flags"])
+    features, failures = feature_flags(where, declared, engine["version"], rest)
+    flags = {**_other_flags(option), **engine.get("settings", {}), **features, **rest, **_set_flags(option)}
     return {
         "name": declared["name"],
         "model": declared["model"],
         "engine": declared["engine"],
-        "task": declared.get("task") or model.task,
+        "task": option.wish.task,
         "settings": settings,
-        "flags": as_yaml({**extra, **features, **flags}),
+        "flags": as_yaml(flags),
         "environment": dict(engine.get("environment", {})),
         "cuda_home": stack["host"]["cuda"]["home"],
-        "start_seconds": start_seconds(model),
-        "memory": asdict(found),
+        "start_seconds": start_seconds(option.wish.model),
+        "memory": asdict(option.estimate),
         "stand_in": stand_in,
-        "explain": explain,
-        "replicas": [{"index": 0, "gpus": list(placement["gpus"]), "port": placement["port"]}],
+        "explain": sentences,
+        "explanation": told.as_dict(),
+        "replicas": [dict(one) for one in replicas],
     }, failures
 
 
-def _shrink_to_stand_in(
-    settings: dict[str, Any], memory: Mapping[str, Any], model: ModelFacts, chosen: Mapping[str, Any]
-) -> str:
+def _settings(run: Run) -> dict[str, Any]:
+    """Return the settings that every deployment has, by the plan's names."""
+    known = {name: getattr(run, field) for field, name in _NAMES.items()}
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def _other_flags(option: Option) -> dict[str, Any]:
+    """Return the settings that only some deployments have, as the release of the engine spells them."""
+    usual = Run(option.run.engine, option.run.version)
+    found = {}
+    for field in _SOMETIMES:
+        value = getattr(option.run, field)
+        name = support.flag(option.run.engine, option.run.version, field)
+        if name and value != getattr(usual, field):
+            found[name] = value
+    if option.wish.task == "generate" and option.estimate.run.prefix_caching:
+        found["enable-prefix-caching"] = True
+    return found
+
+
+def _set_flags(option: Option) -> dict[str, Any]:
+    """Return what the operator set and no setting of the plan says, so that a stack's own settings do not win."""
+    return {FLAG_OF[field]: value for field, value in option.wish.settings.items() if field not in _NAMES}
+
+
+def _shrink_to_stand_in(settings: dict[str, Any], memory: Mapping[str, Any], option: Option) -> str:
     """Give the CPU engine its own small memory: the plan stays the card's, the engine is a stand-in."""
-    tokens = memory["kv_cache_mib"] * 1024**2 // int(model.kv_bytes_per_token())
-    settings["tensor_parallel_size"] = 1
-    settings.setdefault("kv_cache_memory_bytes", memory["kv_cache_mib"] * 1024**2)
+    chosen = option.wish.settings
+    if chosen.get("kv_bytes") is None:
+        settings["kv_cache_memory_bytes"] = memory["kv_cache_mib"] * _MEGA
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        settings[name] = 1
     for name in ("max_num_seqs", "max_num_batched_tokens"):
         if name not in chosen:
             settings[name] = min(settings[name], memory[name])
-    del settings["gpu_memory_utilization"]
+    settings.pop("gpu_memory_utilization", None)
+    own = settings["kv_cache_memory_bytes"]
+    tokens = own // int(option.wish.model.kv_bytes_per_token())
+    size = f"{own // _MEGA} MiB" if own < GIB else f"{own / GIB:.1f} GiB"
     return (
-        f"simulation: the engine runs on the CPU with {memory['kv_cache_mib']} MiB of KV cache of its own "
-        f"({tokens} tokens), {settings['max_num_seqs']} requests at once"
+        f"simulation: planned for the declared card; the engine is a stand-in on the CPU with {size} of KV cache of "
+        f"its own ({tokens} tokens), {settings['max_num_seqs']} requests at once"
     )

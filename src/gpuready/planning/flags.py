@@ -6,6 +6,7 @@ import difflib
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from gpuready.outcome import Failure
@@ -16,8 +17,6 @@ OWN = {
     "host",
     "port",
     "uds",
-    "tensor-parallel-size",
-    "pipeline-parallel-size",
     "data-parallel-size",
     "shutdown-timeout",
     "config",
@@ -31,14 +30,35 @@ OWN = {
 SECRET = {"api-key", "hf-token"}
 """Flags that hold secrets: a rendered file is no place for them."""
 
-SETTINGS: dict[str, tuple[str, type, int]] = {
-    "max-model-len": ("max_model_len", int, 100_000_000),
-    "max-num-seqs": ("max_num_seqs", int, 100_000),
-    "max-num-batched-tokens": ("max_num_batched_tokens", int, 10_000_000),
-    "gpu-memory-utilization": ("gpu_memory_utilization", float, 1),
-    "kv-cache-memory-bytes": ("kv_cache_memory_bytes", int, 2**40),
+
+@dataclass(frozen=True)
+class Setting:
+    """A flag that the memory arithmetic knows: the field of `Run`, its type, and the most that it can be."""
+
+    field: str
+    kind: type
+    most: int = 0
+
+
+SETTINGS = {
+    "max-model-len": Setting("max_model_len", int, 100_000_000),
+    "max-num-seqs": Setting("max_num_seqs", int, 100_000),
+    "max-num-batched-tokens": Setting("max_num_batched_tokens", int, 10_000_000),
+    "gpu-memory-utilization": Setting("memory_fraction", float, 1),
+    "kv-cache-memory-bytes": Setting("kv_bytes", int, 2**40),
+    "tensor-parallel-size": Setting("tp", int, 16),
+    "pipeline-parallel-size": Setting("pp", int, 16),
+    "decode-context-parallel-size": Setting("dcp", int, 16),
+    "block-size": Setting("block_size", int, 1024),
+    "max-cudagraph-capture-size": Setting("graph_max_batch", int, 100_000),
+    "dtype": Setting("dtype", str),
+    "quantization": Setting("quantization", str),
+    "kv-cache-dtype": Setting("kv_dtype", str),
+    "enforce-eager": Setting("enforce_eager", bool),
+    "enable-prefix-caching": Setting("prefix_caching", bool),
 }
-"""Flags that the memory arithmetic knows: the plan's name for each, its type, and the most that it can be."""
+"""Flags of vLLM that change where memory goes, by their spelling; the planner counts with them."""
+FLAG_OF = {setting.field: name for name, setting in SETTINGS.items()}
 
 
 def spelled(name: str) -> str:
@@ -47,7 +67,7 @@ def spelled(name: str) -> str:
 
 
 def split(where: str, flags: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], list[Failure]]:
-    """Split flags into settings of the plan and the rest, and say what is refused."""
+    """Split flags into settings, by the names of `Run`'s fields, and the rest; and say what is refused."""
     failures = []
     settings: dict[str, Any] = {}
     rest: dict[str, Any] = {}
@@ -55,33 +75,57 @@ def split(where: str, flags: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
     for key, value in flags.items():
         name = spelled(key)
         positive = name.removeprefix("no-")
+        known = SETTINGS.get(positive)
         if positive in written:
             what = f"{where}, flags.{key} and flags.{written[positive]} are the same flag"
             failures.append(Failure("plan.flag_twice", what, "", "keep one of them"))
-        elif name in OWN:
-            failures.append(Failure("plan.flag", f"{where}, flags.{key} is set by gpuready itself", "", "remove it"))
-        elif name in SECRET:
-            what = f"{where}, flags.{key} is a secret, and rendered files are no place for one"
-            failures.append(Failure("plan.flag_secret", what, "", "remove it; engines listen on loopback only"))
-        elif name in SETTINGS:
-            setting, kind, most = SETTINGS[name]
-            number = _number(kind, value)
-            if number is None or not 0 < number <= most:
-                noun = "a whole number" if kind is int else "a number"
-                what = f"{where}, flags.{key} = {_shown(value)} is refused"
-                failures.append(Failure("plan.flag", what, f"allowed is {noun} above 0, at most {most}", "correct it"))
-            else:
-                settings[setting] = number
-        elif near := difflib.get_close_matches(name, [*SETTINGS, *OWN], n=1, cutoff=0.92):
-            failures.append(Failure("plan.flag", f"{where}, flags.{key}: no such flag", "", f"did you mean {near[0]}?"))
-        elif strange := next(_strange(value), None):
-            what = f"{where}, flags.{key} = {_shown(value)} is refused"
-            allowed = "allowed are texts, finite numbers, true, false, null, and lists and mappings of these"
-            failures.append(Failure("plan.flag", what, f"{strange}, {allowed}", "correct it"))
-        else:
+        elif refused := _refused(where, key, name, value):
+            failures.append(refused)
+        elif known is None or _says_nothing(known, value):
             rest[name] = value
+        else:
+            found, refused = _setting(f"{where}, flags.{key} = {_shown(value)} is refused", known, name, value)
+            failures += [refused] if refused else []
+            settings |= found
         written[positive] = key
     return settings, rest, failures
+
+
+def _refused(where: str, key: str, name: str, value: Any) -> Failure | None:
+    """Return why a flag cannot be set at all, or why its value cannot stand in the engine's file."""
+    if name in OWN:
+        return Failure("plan.flag", f"{where}, flags.{key} is set by gpuready itself", "", "remove it")
+    if name in SECRET:
+        what = f"{where}, flags.{key} is a secret, and rendered files are no place for one"
+        return Failure("plan.flag_secret", what, "", "remove it; engines listen on loopback only")
+    if name.removeprefix("no-") in SETTINGS:
+        return None
+    if near := difflib.get_close_matches(name, [*SETTINGS, *OWN], n=1, cutoff=0.92):
+        return Failure("plan.flag", f"{where}, flags.{key}: no such flag", "", f"did you mean {near[0]}?")
+    if strange := next(_strange(value), None):
+        allowed = "allowed are texts, finite numbers, true, false, null, and lists and mappings of these"
+        what = f"{where}, flags.{key} = {_shown(value)} is refused"
+        return Failure("plan.flag", what, f"{strange}, {allowed}", "correct it")
+    return None
+
+
+def _says_nothing(known: Setting, value: Any) -> bool:
+    """Say whether a value leaves the setting to the engine."""
+    return known.kind is str and value in (None, "auto")
+
+
+def _setting(what: str, known: Setting, name: str, value: Any) -> tuple[dict[str, Any], Failure | None]:
+    """Return a setting by its field, or why its value is refused."""
+    if known.kind is bool and isinstance(value, bool):
+        return {known.field: value != name.startswith("no-")}, None
+    if known.kind is str and isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_.-]{1,40}", value):
+        return {known.field: value}, None
+    number = _number(known.kind, value) if known.kind in (int, float) and not name.startswith("no-") else None
+    if number is not None and 0 < number <= known.most:
+        return {known.field: number}, None
+    nouns = {int: "a whole number", float: "a number", str: "a name of letters and digits", bool: "true or false"}
+    allowed = f"allowed is {nouns[known.kind]}" + (f" above 0, at most {known.most}" if known.most else "")
+    return {}, Failure("plan.flag", what, allowed, "correct it")
 
 
 def _number(kind: type, value: Any) -> int | float | None:

@@ -8,7 +8,7 @@ from typing import Any
 from gpuready import catalog
 from gpuready.outcome import Failure, Refusal
 from gpuready.planning import preflight, surroundings
-from gpuready.planning.memory.budget import GIB
+from gpuready.planning.memory.run import GIB
 from gpuready.planning.model.config import Headers, UnknownModel, read_facts
 from gpuready.planning.model.facts import ModelFacts
 from gpuready.planning.plan import SIMULATED_MODELS, card_key, effective_stack, make_plan
@@ -64,14 +64,40 @@ def _models(
             read = facts["models"].get(one["model_path"], {})
             if read.get("failures") or not read.get("config"):
                 continue  # said by preflight
-        try:
-            models[name] = read_facts(
-                read["config"], Headers.of(read["kinds"]) if read.get("kinds") else read["weight_bytes"]
-            )
-        except UnknownModel as error:
-            what = f"{where}: {one['model']} cannot be planned"
-            failures.append(Failure("plan.unknown_model", what, str(error), "choose a dense decoder model"))
+        failures += _read(f"{where}: {name}", name, read, models)
+        draft = one.get("draft") or {}
+        if draft.get("model_path"):
+            read = facts["models"].get(draft["model_path"], {})
+            if not read.get("failures") and read.get("config"):
+                failures += _read(f"{where}, draft.model: {draft['model']}", draft["model"], read, models)
     return models, failures
+
+
+def _read(what: str, name: str, read: Mapping[str, Any], models: dict[str, ModelFacts]) -> list[Failure]:
+    """Add a model's sizes to `models`, or return why they are not known."""
+    try:
+        models[name] = read_facts(
+            read["config"], Headers.of(read["kinds"]) if read.get("kinds") else read["weight_bytes"]
+        )
+    except UnknownModel as error:
+        fix = "see that it is the config.json of a language model, or choose another model"
+        return [Failure("plan.unknown_model", f"{what} cannot be planned", str(error), fix)]
+    return []
+
+
+def slice_failures(host: str, spec: Mapping[str, Any]) -> list[Failure]:
+    """Refuse to serve on MIG slices, which nothing sets up yet; they are planned all the same."""
+    fix = "see the plan with playbooks/plan.yml; to serve it, name whole GPUs: 4 or [0, 1, 2, 3]"
+    return [
+        Failure(
+            "plan.mig",
+            f"host {host}, deployment {one['name']}, gpus = {one['gpus']}: MIG slices are planned but not served yet",
+            "",
+            fix,
+        )
+        for one in spec["gpuready_deployments"]
+        if isinstance(one["gpus"], Mapping) and "mig" in one["gpus"]
+    ]
 
 
 def engine_ports(plan: Mapping[str, Any]) -> dict[str, tuple[int, str]]:
@@ -121,11 +147,12 @@ def decide(
     facts: Mapping[str, Any],
     generated: Mapping[str, Mapping[str, Any]],
     cuda: Mapping[str, Any] | None = None,
+    serve: bool = True,
 ) -> tuple[dict[str, Any] | None, list[Failure]]:
     """Return the plan of one host and everything that is refused about it; the plan is None when it cannot be made.
 
     `gateway` are the gateway's knobs, `generated` what is known of models that gpuready makes itself, `cuda` what the
-    operator set of the stack's CUDA part.
+    operator set of the stack's CUDA part. Without `serve` the plan is only to be looked at.
     """
     cards = catalog.load("gpus")["cards"]
     failures = preflight.system_failures(host, facts)
@@ -139,6 +166,7 @@ def decide(
     failures += preflight.port_failures(host, {"gateway_port": (gateway["port"], GATEWAY_UNIT)}, facts)
     failures += preflight.model_failures(host, spec["gpuready_deployments"], facts)
     failures += preflight.repository_failures(host, facts)
+    failures += slice_failures(host, spec) if serve else []
     models, refused = _models(host, spec, facts, generated)
     failures += refused
     stack = effective_stack(spec, cuda or {})

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpuready import __version__, catalog
 from gpuready.outcome import Failure, Refusal
-from gpuready.planning.deployment import plan_deployment
+from gpuready.planning import placement, together, topology
+from gpuready.planning.deployment import plan_deployment, wish_of
+from gpuready.planning.memory.device import device
 from gpuready.planning.model.facts import ModelFacts
-from gpuready.planning.placement import place
+from gpuready.planning.wish import Wish
 
 ENGINES_FOLDER = "/opt/gpuready/engines"
 MODELS_FOLDER = "/srv/models"
 SIMULATED_MODELS = "gpuready-sim/"
+SCHEMA = 2
+"""Of the plan's form; a stored plan of another form is replaced by a new one."""
 
 
 def card_key(name: str) -> str:
@@ -47,10 +51,17 @@ def inputs_digest(
         "spec": {key: value for key, value in spec.items() if key != "gpuready_replan"},
         "stack": stack,
         "python": facts["python"],
-        "gpus": len(facts["gpus"]),
-        "models": {name: repr(model) for name, model in sorted(models.items())},
+        "gpus": [one.get("numa_node") for one in facts["gpus"]],
+        "models": {name: _sizes(model) for name, model in sorted(models.items())},
     }
     return hashlib.sha256(json.dumps(seen, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _sizes(model: ModelFacts) -> tuple[Any, ...]:
+    """Return what tells a model from another one, without what only a newer planner knows of it."""
+    method = model.quantization.method if model.quantization else ""
+    shape = (model.layers, model.hidden, model.heads, model.vocabulary, model.context_tokens, model.dtype)
+    return (model.architecture, model.weight_bytes, *shape, method)
 
 
 def _stack_failures(host: str, spec: Mapping[str, Any], stack: Mapping[str, Any]) -> list[Failure]:
@@ -141,35 +152,50 @@ def make_plan(
     """Plan one host.
 
     `spec` is a checked declaration as plain data, `stack` its stack, `facts` what `gpuready facts show` said,
-    `models` sizes by model id, `revisions` the revision of each model that gpuready itself places.
+    `models` sizes by model id, also of models that draft, `revisions` the revision of each model that gpuready itself
+    places.
 
     Raises:
         Refusal: with every reason at once; nothing was changed.
     """
     failures = _stack_failures(host, spec, stack)
-    placement, refused = place(host, spec, facts.get("placement", {}))
+    claims, refused = placement.claims(host, spec)
     failures += refused
     if failures:
         raise Refusal(failures)
     engines = _engines(host, spec, stack, facts["python"])
-    card = catalog.load("gpus")["cards"][card_key(spec["gpuready_gpu_model"])]
+    card = device(card_key(spec["gpuready_gpu_model"]))
+    assert card is not None  # noqa: S101 - a key of the catalog
+    lie = topology.of_facts(facts, spec["gpuready_gpu_count"], joined=card.nvlink)
+    known = [one for one in spec["gpuready_deployments"] if one["model"] in models]  # others: said by who reads models
+    wishes, refused = _wishes(host, known, stack, models)
+    failures += refused
+    options, refused = together.options(host, wishes, claims, card, lie, facts)
+    failures += refused
+    if failures:
+        raise Refusal(failures)
+    shapes = {name: (one.run.tp * one.run.pp, one.replicas) for name, one in options.items()}
+    placed = placement.place({name: claims[name] for name in options}, shapes, lie, facts.get("placement", {}))
+    after = together.start_after(options, claims)
     deployments = []
-    for declared in spec["gpuready_deployments"]:
-        if declared["model"] not in models:
-            continue  # refused by whoever reads models
+    # Those on shared GPUs come last, in the order in which they start.
+    for declared in sorted(known, key=lambda one: together.start_key(options[one["name"]])):
+        name = declared["name"]
         engine = next(one for one in engines if one["engine"] == declared["engine"])
-        planned, refused = plan_deployment(
-            host, declared, models[declared["model"]], card, stack, placement[declared["name"]]
-        )
+        where = f"host {host}, deployment {name}"
+        replicas = together.noted(name, placed[name], options, claims)
+        planned, refused = plan_deployment(where, declared, options[name], stack, replicas)
         failures += refused
+        if name in after:
+            planned["start_after"] = after[name]
         path = model_folder(declared, revisions.get(declared["model"], ""))
         deployments.append(
             {**planned, "model_path": path, "engine_folder": engine["folder"], "launch": engine["launch"]}
         )
     if failures:
         raise Refusal(failures)
-    return {
-        "schema": 1,
+    plan = {
+        "schema": SCHEMA,
         "planner": __version__,
         "inputs": inputs_digest(spec, stack, facts, models),
         "host": _host(spec, stack),
@@ -184,3 +210,25 @@ def make_plan(
         ],
         "deployments": deployments,
     }
+    # As it is stored and sent: what is compared with a stored plan must not differ by tuples and lists.
+    stored: dict[str, Any] = json.loads(json.dumps(plan))
+    return stored
+
+
+def _wishes(
+    host: str,
+    deployments: Sequence[Mapping[str, Any]],
+    stack: Mapping[str, Any],
+    models: Mapping[str, ModelFacts],
+) -> tuple[dict[str, Wish], list[Failure]]:
+    """Return what every deployment asks for, by its name."""
+    found = {}
+    failures: list[Failure] = []
+    for one in deployments:
+        drafting = models.get((one.get("draft") or {}).get("model") or "")
+        version = stack["engines"][one["engine"]]["version"]
+        where = f"host {host}, deployment {one['name']}"
+        wish, refused = wish_of(where, one, models[one["model"]], version, drafting)
+        found[one["name"]] = wish
+        failures += refused
+    return found, failures

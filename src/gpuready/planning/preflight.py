@@ -8,7 +8,7 @@ from typing import Any
 from gpuready import catalog
 from gpuready.outcome import Failure
 from gpuready.planning import clock
-from gpuready.planning.memory.budget import GIB
+from gpuready.planning.memory.run import GIB
 
 NVIDIA = "10de"
 SYSTEMS = {"debian": ["12", "13"], "ubuntu": ["22.04", "24.04"]}

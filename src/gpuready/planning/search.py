@@ -72,6 +72,10 @@ def search(wish: Wish, place: Place) -> Found:
         return Found((), tuple(failures))
     sizer = Sizer(wish, place)
     sized, refused = _size_all(sizer, _candidates(wish, place, run, usual, ways, known))
+    within = [one for one in sized if place.host_gib is None or one.replicas * wish.kv_offload_gib <= place.host_gib]
+    if sized and not within:
+        return Found((), (_no_host_memory(wish, place, sized),))
+    sized = within
     if not sized:
         return Found((), tuple(nearest.failures(wish, place, refused, _one)))
     ordered = sorted(sized, key=_rank)
@@ -95,6 +99,15 @@ def _one(wish: Wish, place: Place) -> Option | None:
     return next((one for one in sized if isinstance(one, Option)), None)
 
 
+def _no_host_memory(wish: Wish, place: Place, sized: list[Option]) -> Failure:
+    fewest = min(one.replicas for one in sized)
+    each = f" for each of {fewest} replicas" if fewest > 1 else ""
+    what = f"kv_offload_gib = {wish.kv_offload_gib:g}{each} is more than the host has for it"
+    free = max(0.0, place.host_gib or 0.0)
+    why = f"{free:.1f} GiB of its memory are left for KV caches"
+    return Failure("plan.host_memory", what, why, f"set at most {int(free / fewest)}")
+
+
 def _objected(wish: Wish, place: Place, ways: list[tuple[int, int]], objections: list[Objection]) -> list[Failure]:
     """Return what speaks against every way to split the wish over the place; each kind once."""
     if ways:
@@ -107,7 +120,11 @@ def _objected(wish: Wish, place: Place, ways: list[tuple[int, int]], objections:
         return [Failure("plan.split", what, "", f"set them so that their product divides {place.count}")]
     said: dict[str, Failure] = {}
     for one in objections:
-        said.setdefault(one.code, Failure(f"plan.{one.code}", one.what, one.why, one.nearest))
+        failure = Failure(f"plan.{one.code}", one.what, one.why, one.nearest)
+        if one.code in wish.settings:
+            what = f"{one.code} = {str(wish.settings[one.code])[:40]} is refused"
+            failure = replace(failure, what=what, why=f"{one.what}: {one.why}")
+        said.setdefault(one.code, failure)
     return list(said.values())
 
 

@@ -13,8 +13,9 @@ from gpuready.planning.memory.run import GIB, Estimate, Run
 from gpuready.planning.wish import Option, Place, Wish
 from gpuready.planning.workload import Load
 
-_KV_STEP = 1 << 26
+KV_STEP_GIB = 1 / 16
 """Explicit KV bytes are a multiple of this, 64 MiB, so that they read well."""
+_KV_STEP = int(KV_STEP_GIB * GIB)
 _FRACTIONS = 1000
 """Memory fractions are whole thousandths."""
 _GRAPH_STEP = 8
@@ -135,7 +136,8 @@ class Sizer:
         part = self.place.shared_gib or 0.0
         left = part - taken(found) - headroom_gib(self.wish, self.place)
         steps = math.floor(left * GIB / _KV_STEP)
-        fraction = max(1, math.floor(part / found.total_gib * _FRACTIONS)) / _FRACTIONS
+        # With explicit bytes it is only what has to be free at the start, which what others hold must not hinder.
+        fraction = max(1, math.floor((part - found.outside.high) / found.total_gib * _FRACTIONS)) / _FRACTIONS
         shared = replace(run, kv_bytes=max(0, steps) * _KV_STEP, memory_fraction=fraction)
         found = estimate(self.wish.model, self.place.device, shared)
         if steps > 0:
