@@ -322,8 +322,25 @@ def test_a_stored_plan_without_an_explanation_has_its_sentences(tmp_path: Path) 
     assert result.summary == "chat:\n  weights 14.99 GiB"
 
 
+def test_what_a_plan_says_beside_its_explanation_is_shown(asks: list[tuple[Wish, Place]], tmp_path: Path) -> None:
+    made, _ = main.run(["plan", "make", "--model", LLAMA, "--gpu", "h100"], screen=Screen())
+    (found,) = made.data["explanations"]
+    deployment = {"name": "chat", "explanation": found, "explain": ["simulation: a stand-in on the CPU"]}
+    deployment["replicas"] = [{"index": 0, "gpus": [0], "port": 18100}]
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps({"deployments": [deployment]}))
+    result, _ = main.run(["plan", "explain", "--input", str(path)], screen=Screen())
+    assert "  - simulation: a stand-in on the CPU" in result.page.splitlines()
+    assert result.data["plan"] == {"deployments": json.loads(json.dumps([deployment]))}
+
+
+HOSTILE_PART = (
+    '{"explanations": [{"name": "a", "title": "b", "bars": [{"title": "c", "total_gib": "x", "parts": []}]}]}'
+)
+
+
 @pytest.mark.parametrize(
-    "text", ["{}", '{"deployments": 5}', '{"explanations": [1]}', '{"data": {"explanations": [{}]}}']
+    "text", [HOSTILE_PART, "{}", '{"deployments": 5}', '{"explanations": [1]}', '{"data": {"explanations": [{}]}}']
 )
 def test_a_file_that_is_no_plan_is_one_sentence(tmp_path: Path, text: str) -> None:
     path = tmp_path / "plan.json"

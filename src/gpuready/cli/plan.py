@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gpuready.cli import asked, plan_backtest, plan_page
@@ -81,10 +82,11 @@ def _stored(call: Call, plan: Mapping[str, Any], path: str, whole: bool) -> Resu
     try:
         plan = plan["data"] if isinstance(plan.get("data"), Mapping) else plan
         deployments = plan.get("deployments") or []
-        given = plan.get("explanations") or [one.get("explanation") for one in deployments]
-        if given and all(given):
-            gpus = [one["replicas"][0]["gpus"] for one in deployments] or [[]] * len(given)
-            return _shown(call, [read(one) for one in given], whole, gpus, plan)
+        if "explanations" in plan:
+            return _shown(call, [read(one) for one in plan["explanations"]], whole, plan=plan)
+        if deployments and all("explanation" in one for one in deployments):
+            gpus = [one["replicas"][0]["gpus"] for one in deployments]
+            return _shown(call, [_deployed(one) for one in deployments], whole, gpus, plan)
         lines = []
         for deployment in plan["deployments"]:
             lines += [f"{deployment['name']}:", *(f"  {line}" for line in deployment["explain"])]
@@ -92,6 +94,13 @@ def _stored(call: Call, plan: Mapping[str, Any], path: str, whole: bool) -> Resu
         fix = "give the plan.json of a server, or what gpuready plan make --json has printed"
         raise asked.refused("plan.not_one", f"{path} is not a plan", "", fix) from error
     return Result(summary="\n".join(lines), data={"plan": dict(plan)})
+
+
+def _deployed(deployment: Mapping[str, Any]) -> Explanation:
+    """Return a deployment's explanation, with what its plan says beside it: that an engine is a stand-in."""
+    found = read(deployment["explanation"])
+    known = found.sentences()
+    return replace(found, reasons=(*found.reasons, *(line for line in deployment["explain"] if line not in known)))
 
 
 def _shown(
@@ -106,7 +115,8 @@ def _shown(
         heading, bars = explanations[0].title, explanations[0].bars
         page = plan_page.page(explanations[0], call.screen, whole)
     else:
-        heading, bars = f"{len(explanations)} deployments of a host", of_host(list(zip(explanations, gpus)))  # noqa: B905
+        placed = [(one, gpus[at] if at < len(gpus) else ()) for at, one in enumerate(explanations)]
+        heading, bars = f"{len(explanations)} deployments of a host", of_host(placed)
         page = plan_page.host_page(bars, explanations, call.screen, whole)
     written = _write_pictures(call, heading, explanations, bars)
     data: dict[str, Any] = {"explanations": [one.as_dict() for one in explanations]}

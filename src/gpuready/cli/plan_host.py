@@ -53,7 +53,8 @@ def _python(stack: Mapping[str, Any]) -> str:
 def _models(spec: Mapping[str, Any]) -> dict[str, ModelFacts]:
     """Return every model's sizes: from its folder where that is here, else from the catalog."""
     models = {}
-    for one in spec["gpuready_deployments"]:
-        folder = one["model_path"] if one["model_path"] and Path(one["model_path"]).is_dir() else None
-        models[one["model"]] = asked.model(one["model"], folder, None).facts
+    for one in [*spec["gpuready_deployments"], *(one["draft"] for one in spec["gpuready_deployments"] if one["draft"])]:
+        if one["model"] is not None:
+            folder = one["model_path"] if one["model_path"] and Path(one["model_path"]).is_dir() else None
+            models[one["model"]] = asked.model(one["model"], folder, None).facts
     return models
