@@ -447,3 +447,58 @@ def test_device_of_the_tests_is_the_catalogs() -> None:
     found = asked.place("h100", 1, None)
     assert isinstance(found.device, Device)
     assert found.device.compute == 9.0
+
+
+# --------------------------------------------------------------------------------------------------- host
+
+SHARED = Path(__file__).resolve().parents[2] / "docs" / "planner" / "h100-three-shared.yml"
+
+
+def test_a_host_is_planned_from_its_variables_alone() -> None:
+    result, _ = main.run(["plan", "make", "--host", str(SHARED)], screen=Screen())
+    assert {one["name"] for one in result.data["explanations"]} == {"chat", "code", "moderate"}
+    assert {one["name"] for one in result.data["plan"]["deployments"]} == {"chat", "code", "moderate"}
+    lines = result.page.splitlines()
+    assert lines[0] == "GPU 0, shared, 79.19 GiB"
+    assert max(map(len, lines)) <= 80
+    assert [line.partition(":")[0] for line in lines if line.startswith(("chat:", "code:", "moderate:"))] == [
+        one["name"] for one in result.data["explanations"]
+    ]
+    # What the three take, and what is left, is the card.
+    gib = sum(part["gib"] for one in result.data["explanations"] for part in one["bars"][0]["parts"] if _own(part))
+    headroom = next(line for line in lines if "headroom" in line)
+    assert gib + float(headroom.split()[2]) == pytest.approx(79.19, abs=0.01)
+
+
+def _own(part: dict[str, Any]) -> bool:
+    return part["name"] not in ("others", "headroom")
+
+
+def test_a_plan_of_a_host_is_explained_again_from_its_file(tmp_path: Path) -> None:
+    made, _ = main.run(["plan", "explain", "--host", str(SHARED)], screen=Screen())
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(made.data["plan"]))
+    again, _ = main.run(["plan", "explain", "--input", str(path)], screen=Screen())
+    assert again.page == made.page
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("workload:", "wrokload:", "h.yml:10, gpuready_deployments[0].wrokload: no such key; did you mean workload?"),
+        ("h100-80gb-sxm", "h100-90gb", "h.yml:1, gpuready_gpu_model = 'h100-90gb'"),
+        ("cu128", "cu129", "h.yml:3, gpuready_stack = 'cu129'"),
+        ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen9-7B", "'Qwen/Qwen9-7B' is not in the catalog"),
+        ("{shared: 0}", "{shared: 5}", "shared"),
+    ],
+)
+def test_a_wrong_host_is_refused_with_its_line(tmp_path: Path, old: str, new: str, words: str) -> None:
+    path = tmp_path / "h.yml"
+    path.write_text(SHARED.read_text().replace(old, new, 1))
+    assert any(words in sentence for sentence in said("make", "--host", str(path)))
+
+
+def test_a_host_that_serves_nothing_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "h.json"
+    path.write_text('{"gpuready_gpu_model": "t4", "gpuready_gpu_count": 1, "gpuready_stack": "cu128"}')
+    assert said("make", "--host", str(path)) == [f"{path}: gpuready_deployments is empty; name what it serves."]
