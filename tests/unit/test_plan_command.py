@@ -88,6 +88,21 @@ def test_engine_and_version_are_those_of_the_stack_that_the_card_can_run(asks: l
     assert asks[1][0].version.startswith("0.8.5")
 
 
+@pytest.mark.parametrize("engine", asked.ENGINES)
+def test_every_engine_has_a_version_by_itself_that_can_be_planned(engine: str) -> None:
+    where, facts = asked.place("h100", 1, None), asked.model(LLAMA, None, None).facts
+    assert asked.engine(engine, None, where, facts)[0] == engine
+
+
+def test_an_engine_that_the_card_cannot_run_says_why_and_what_does() -> None:
+    assert said("make", "--model", LLAMA, "--gpu", "t4", "--engine", "sglang") == [
+        "SGLang in any release on NVIDIA T4 16GB: the wheels of its kernels hold none below compute capability 8.0, "
+        "though its code would accept 7.5; vLLM 0.33.0 runs on it."
+    ]
+    (sentence,) = said("make", "--model", LLAMA, "--gpu", "h100", "--version", "9.9")
+    assert sentence.startswith("no constants of this release are known: vllm 9.9 is no release that is known")
+
+
 def test_a_draft_model_of_its_own_brings_its_weights_and_kv() -> None:
     found = asked.draft("5:Qwen/Qwen2.5-0.5B-Instruct")
     # 494,032,768 parameters of two bytes; 24 layers of two KV heads of 64, K and V, two bytes.
