@@ -21,8 +21,11 @@ from ansible.parsing.vault import EncryptedString, is_encrypted
 from ansible.plugins.action import ActionBase
 from ansible.utils.vars import load_extra_vars
 
+from gpuready.cli.plan_page import bullets, of_plan
+from gpuready.cli.screen import Screen
 from gpuready.outcome import Failure, Refusal, Result
 from gpuready.planning import surroundings
+from gpuready.planning.difference import sentences
 from gpuready.planning.host import decide, keep_or_renew, needs_of
 from gpuready.planning.plan import SIMULATED_MODELS, effective_stack
 from gpuready.rendering.templates import Renderer, render_host
@@ -97,7 +100,11 @@ def plain(value: Any) -> Any:
 
 
 class ActionModule(ActionBase):
-    """`gpuready_plan:` takes no options; everything comes from the inventory and the server."""
+    """`gpuready_plan:` takes everything from the inventory and the server.
+
+    With `show: true` it only shows the plan, also what is planned but not served yet, and how it differs from the
+    server's; no later stage sees it.
+    """
 
     _supports_check_mode = True
     _requires_connection = True
@@ -105,7 +112,7 @@ class ActionModule(ActionBase):
     def run(self, tmp=None, task_vars=None):
         """Return the facts of this host, or fail with every refusal at once."""
         result = super().run(tmp, task_vars)
-        self.validate_argument_spec(argument_spec={})
+        _, options = self.validate_argument_spec(argument_spec={"show": {"type": "bool", "default": False}})
         task_vars = task_vars or {}
         host = task_vars["inventory_hostname"]
         locate = self._locator(host, task_vars)
@@ -126,9 +133,11 @@ class ActionModule(ActionBase):
             for note in surroundings.notes(facts, asked, time.time()):
                 self._display.display(f"  {host}: note: {note}")
             generated = self._generated_models(spec)
-            plan, refused = decide(host, spec, gateway, facts, generated, cuda)
+            plan, refused = decide(host, spec, gateway, facts, generated, cuda, serve=not options["show"])
             names = [one["name"] for one in spec["gpuready_deployments"]]
             failures += [with_place(failure, host, locate, names) for failure in refused]
+            if options["show"] and plan is not None:
+                return self._show(result, host, plan, facts["stored_plan"], failures)
             if failures or plan is None:
                 return self._refuse(result, failures)
             plan, note = keep_or_renew(plan, facts["stored_plan"], spec["gpuready_replan"])
@@ -213,6 +222,20 @@ class ActionModule(ActionBase):
     def _template_folders(self, task_vars: dict) -> list[Path]:
         own = Path(task_vars.get("inventory_dir") or CHECKOUT) / "templates"
         return [folder for folder in (own, CHECKOUT / "templates") if folder.is_dir()]
+
+    def _show(self, result: dict, host: str, plan: dict, stored: dict | None, failures: list[Failure]) -> dict:
+        """Show the plan of a host, and what keeps it from being brought there; nothing is kept."""
+        screen = Screen.of(sys.stdout)
+        lines = [f"Plan of {host}", "", of_plan(plan, screen), "", *screen.heading("Beside what the server has")]
+        lines += bullets(sentences(plan, stored), screen)
+        if failures:
+            lines += ["", "What has to be settled before site.yml brings it:"]
+            lines += bullets([failure.sentence() for failure in failures], screen)
+        # In one piece, because hosts are planned side by side.
+        self._display.display("\n".join(["", *lines, ""]))
+        result["_ansible_verbose_override"] = True
+        result["plan"] = plan
+        return result
 
     def _explain(self, plan: dict, note: str) -> list[str]:
         lines = [

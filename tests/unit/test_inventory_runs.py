@@ -14,7 +14,17 @@ from pathlib import Path
 
 import pytest
 from tests.inventories import generate
-from tests.inventories.case import DECLARED, Case, as_yaml, changed, faults_of, recorded_facts, write_inventory
+from tests.inventories.case import (
+    DECLARED,
+    DEPLOYMENT,
+    SECOND,
+    Case,
+    as_yaml,
+    changed,
+    faults_of,
+    recorded_facts,
+    write_inventory,
+)
 from tests.inventories.right import generate as generate_right
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -308,3 +318,44 @@ def test_an_inventory_in_ini_form_is_judged_too(
     only = preflight(Path("h1,"), recorded, "-e", json.dumps(STANDIN))
     assert only.rc == 2
     assert "gpuready_gpu_model is not set" in only.output
+
+
+# The plan that is only shown ------------------------------------------------------------------------------------------
+
+PLAN = ROOT / "playbooks" / "plan.yml"
+
+
+def test_a_plan_is_shown_with_what_it_would_change(tmp_path: Path, recorded: Path) -> None:
+    two = [{**DEPLOYMENT, "gpus": 2}, {**SECOND, "gpus": {"shared": 7}}, {**SECOND, "name": "small", "model": "org/s"}]
+    declared = {**DECLARED, "gpuready_deployments": two}
+    write_inventory(tmp_path / "inventory", {"h1.yml": as_yaml(declared).encode()}, STANDIN)
+    run = preflight(tmp_path / "inventory", recorded, playbook=PLAN)
+    assert run.rc == 0, run.output
+    assert run.recap()["h1"]["changed"] == 0
+    assert_clean(run.output)
+    for words in ("Plan of h1", "chat: org/llama on 2 x", "replica 1 on GPU 1", "on GPU 7 with others", "K KV cache"):
+        assert words in run.output, run.output
+    assert "the server has no plan yet: site.yml brings this one" in run.output
+    assert run.asked == ["h1 facts"]
+
+
+def test_slices_are_shown_with_what_keeps_them_from_being_served(tmp_path: Path, recorded: Path) -> None:
+    declared = changed(("gpuready_deployments", 0, "gpus"), {"mig": "3g.40gb", "count": 2})
+    write_inventory(tmp_path / "inventory", {"h1.yml": as_yaml(declared).encode()}, STANDIN)
+    nvml = recorded_facts()["nvml"]
+    divided = {**nvml, "gpus": [{**one, "mig_mode": "enabled"} for one in nvml["gpus"]]}
+    (recorded / "h1.json").write_text(json.dumps(recorded_facts(nvml=divided)))
+    run = preflight(tmp_path / "inventory", recorded, playbook=PLAN)
+    assert run.rc == 0, run.output
+    assert "2 x 3g.40gb of H100 SXM5 80GB" in run.output
+    assert "replica 1 on slice 3g.40gb" in run.output
+    assert "What has to be settled before site.yml brings it:" in run.output
+    assert "MIG is enabled on GPU 0, 1, 2, 3, 4, 5, 6, 7" in run.output
+
+
+def test_a_wrong_host_has_no_plan_to_show(tmp_path: Path, recorded: Path) -> None:
+    declared = changed(("gpuready_deployments", 0, "gpus"), 9)
+    write_inventory(tmp_path / "inventory", {"h1.yml": as_yaml(declared).encode()}, STANDIN)
+    run = preflight(tmp_path / "inventory", recorded, playbook=PLAN)
+    assert run.rc == 2
+    assert "deployments ask for 9 GPUs (chat 9)" in run.sentences()["h1"][0]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from gpuready.cli.screen import Screen
-from gpuready.planning.explain import PARTS, Bar, Explanation
+from gpuready.planning.explain import PARTS, Bar, Explanation, of_host, read
 
 _LOOK = {
     # name: ASCII, character of a terminal without colour, colour
@@ -37,6 +38,28 @@ def host_page(bars: Sequence[Bar], explanations: Sequence[Explanation], screen: 
     for found in explanations:
         lines += [*screen.heading(f"{found.name}: {found.title}"), "", *_told(found, screen, whole), ""]
     return "\n".join(lines).rstrip("\n")
+
+
+def of_plan(plan: Mapping[str, Any], screen: Screen) -> str:
+    """Return the plan of a host: the memory of its GPUs, then each deployment with its reasons."""
+    told = [(read(one["explanation"]), one) for one in plan["deployments"]]
+    bars = of_host([(found, [gpu for part in one["replicas"][:1] for gpu in part["gpus"]]) for found, one in told])
+    lines: list[str] = []
+    for bar in bars:
+        lines += [*memory(bar, screen), ""]
+    for found, one in told:
+        places = "; ".join(_where(part, len(one["replicas"])) for part in one["replicas"])
+        lines += [*screen.heading(f"{found.name}: {found.title}"), *bullets([places, *one["explain"][2:]], screen), ""]
+    return "\n".join(lines).rstrip("\n")
+
+
+def _where(part: Mapping[str, Any], replicas: int) -> str:
+    gpus = f"slice {part['mig']}" if part.get("mig") else f"GPU {', '.join(map(str, part['gpus']))}"
+    node = part.get("numa_node")
+    near = f" (NUMA node {node})" if node is not None else ""
+    shares = " with others" if part.get("shares") else ""
+    which = f"replica {part['index']} " if replicas > 1 else ""
+    return f"{which}on {gpus}{shares}{near}"
 
 
 def _told(found: Explanation, screen: Screen, whole: bool) -> list[str]:
