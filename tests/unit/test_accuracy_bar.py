@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpuready.planning import backtest
+from gpuready.planning.accuracy import backtest
 
 RUNS = json.loads((Path(__file__).parent / "data" / "measured_runs.json").read_text())
 RESULT = backtest.run(RUNS)

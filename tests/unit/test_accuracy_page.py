@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from gpuready.planning import backtest
+from gpuready.planning.accuracy import backtest
 from gpuready.rendering import accuracy
 
 COMMAND = (

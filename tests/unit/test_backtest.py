@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpuready.planning import backtest, calibration, records
+from gpuready.planning.accuracy import backtest, calibration, records
 from gpuready.planning.memory import versions
 
 RUNS: list[dict[str, Any]] = json.loads((Path(__file__).parent / "data" / "measured_runs.json").read_text())

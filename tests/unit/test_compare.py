@@ -11,9 +11,9 @@ from tests.unit.planning_options import DEVICE, option
 from gpuready.cli import plan_table
 from gpuready.cli.screen import Screen
 from gpuready.planning.compare import Answer, Candidate, Row, compare
-from gpuready.planning.cost import Price, per_million
+from gpuready.planning.compare.cost import Price, per_million
+from gpuready.planning.compare.recommend import rank
 from gpuready.planning.memory.run import Device
-from gpuready.planning.recommend import rank
 from gpuready.planning.wish import Place, Wish
 
 T4 = Device("t4", 14.7, 7.5)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from tests.unit.planning_options import DEVICE, ESTIMATE, MODEL, RUN, option
 
-from gpuready.planning import explain, rules, steps
+from gpuready.planning import explain
+from gpuready.planning.explain import rules, steps
 from gpuready.planning.memory.run import Device, Range, Run
 from gpuready.planning.model.facts import ModelFacts
 from gpuready.planning.wish import Option, Place

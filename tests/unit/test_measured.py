@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpuready.planning.measured import compare
+from gpuready.planning.accuracy.measured import compare
 
 # Llama-3.1-8B in bfloat16 on one H100: 131,072 bytes per token, blocks of 16.
 TOKENS = {"value": 476016.0, "low": 473000.0, "high": 479000.0}

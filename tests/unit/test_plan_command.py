@@ -14,7 +14,8 @@ from gpuready.cli import asked, main, plan, plan_compare
 from gpuready.cli.screen import Screen
 from gpuready.operations import readback
 from gpuready.outcome import Exit, Failure, Refusal
-from gpuready.planning import rules, search, steps
+from gpuready.planning import search
+from gpuready.planning.explain import rules, steps
 from gpuready.planning.memory.run import Device, Draft, Lora
 from gpuready.planning.search import Found
 from gpuready.planning.wish import Lengths, Place, Wish, Workload

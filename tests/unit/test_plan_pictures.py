@@ -12,11 +12,11 @@ from tests.unit.planning_options import DEVICE, option
 
 from gpuready.cli import plan_page as terminal
 from gpuready.cli.screen import Screen
-from gpuready.planning import explain, rules, steps
-from gpuready.planning.explain import Explanation
+from gpuready.planning import explain
+from gpuready.planning.explain import Explanation, rules, steps
+from gpuready.planning.explain.rules import Rule
+from gpuready.planning.explain.steps import Step
 from gpuready.planning.memory.run import Range
-from gpuready.planning.rules import Rule
-from gpuready.planning.steps import Step
 from gpuready.planning.wish import Place
 from gpuready.rendering import accuracy, plan_page, plots
 from gpuready.rendering.plots import Plot, Point, Series

@@ -13,8 +13,8 @@ import pytest
 from gpuready import catalog
 from gpuready.outcome import Refusal
 from gpuready.planning import explain
+from gpuready.planning.accuracy.measured import compare
 from gpuready.planning.flags import split
-from gpuready.planning.measured import compare
 from gpuready.planning.model.config import UnknownModel, read_facts
 from gpuready.planning.model.facts import ModelFacts
 from gpuready.planning.plan import effective_stack, inputs_digest, make_plan

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpuready import catalog
-from gpuready.planning.cost import per_million
+from gpuready.planning.compare.cost import per_million
+from gpuready.planning.compare.prices import price, terms
 from gpuready.planning.memory.device import device
-from gpuready.planning.prices import price, terms
 from gpuready.planning.wish import Place
 
 

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from gpuready.outcome import Refusal
-from gpuready.planning import nearest, search, sizing
-from gpuready.planning.candidates import LOSSY_KV, splits
+from gpuready.planning import search
 from gpuready.planning.memory.device import device
 from gpuready.planning.memory.estimate import estimate, request_gib
 from gpuready.planning.memory.run import Draft, Lora, Run
 from gpuready.planning.model import known
+from gpuready.planning.search import nearest, sizing
+from gpuready.planning.search.candidates import LOSSY_KV, splits
 from gpuready.planning.wish import Lengths, Option, Place, Wish, Workload
 
 LLAMA_8B = "meta-llama/Llama-3.1-8B-Instruct"

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from tests.unit.test_search import place, wish
 
-from gpuready.planning import sharing, sizing
+from gpuready.planning import sharing
 from gpuready.planning.memory.device import device
+from gpuready.planning.search import sizing
 from gpuready.planning.wish import Lengths, Option, Wish, Workload
 
 H100 = place().device

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpuready.planning import spelling
+from gpuready.planning.explain import spelling
 from gpuready.planning.memory.run import Run
 
 RUN = Run("vllm", "0.19.1", tp=2, max_model_len=17664, max_num_seqs=64, memory_fraction=0.9)

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from gpuready import catalog
-from gpuready.planning.capability import engines
 from gpuready.planning.memory.device import cards, device
 from gpuready.planning.memory.run import Device, Run
 from gpuready.planning.memory.versions import parse
 from gpuready.planning.model import known
 from gpuready.planning.model.facts import ModelFacts, Quantization
 from gpuready.planning.support import Objection, choices, flag, newest, objections
+from gpuready.planning.support.capability import engines
 
 CARDS = ("v100s", "t4", "a100-80gb", "l40s", "h100", "b200")
 VERSIONS = {"vllm": "0.19.1", "sglang": "0.5.10.post1", "tensorrt_llm": "1.0.0"}

@@ -8,7 +8,7 @@ from statistics import NormalDist, fmean, pstdev
 
 import pytest
 
-from gpuready.planning import workload
+from gpuready.planning.search import workload
 from gpuready.planning.wish import Lengths, Workload
 
 BLOCK = 16

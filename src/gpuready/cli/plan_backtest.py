@@ -10,7 +10,7 @@ from gpuready.cli.screen import Screen
 from gpuready.cli.verb import Call, Option
 from gpuready.cli.writing import write
 from gpuready.outcome import Failure, MachineCannot, Refusal, Result
-from gpuready.planning import backtest
+from gpuready.planning.accuracy import backtest
 
 OPTIONS = (
     Option("plot", "also write predicted against observed as an SVG picture", "FILE"),

@@ -14,10 +14,10 @@ from gpuready.cli.verb import Call
 from gpuready.outcome import Refusal, Result
 from gpuready.planning import search
 from gpuready.planning.compare import Answer, Candidate, Prices, Row, compare, row
+from gpuready.planning.compare.prices import price
+from gpuready.planning.compare.recommend import Ranking, rank
 from gpuready.planning.memory import device
 from gpuready.planning.memory.run import GIB
-from gpuready.planning.prices import price
-from gpuready.planning.recommend import Ranking, rank
 from gpuready.planning.wish import Place, Wish
 
 _CARD = re.compile(r"(?:(\d{1,2})x)?(.+?)(?::([1-9]g\.\d{1,3}gb\S*))?")

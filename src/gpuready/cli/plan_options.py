@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gpuready.cli import asked
 from gpuready.cli.verb import Option, number, whole
-from gpuready.planning import prices
+from gpuready.planning.compare import prices
 
 _MODEL = Option(
     "model",

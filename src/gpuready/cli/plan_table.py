@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from gpuready.cli.screen import Screen
 from gpuready.planning.compare import Row
-from gpuready.planning.cost import Price
+from gpuready.planning.compare.cost import Price
 
 UNKNOWN = "unknown"
 _TEXTS: tuple[tuple[str, Callable[[Row], str]], ...] = (

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gpuready.hardware import nvml
-from gpuready.planning.measured import Comparison, compare
+from gpuready.planning.accuracy.measured import Comparison, compare
 from gpuready.planning.memory.run import GIB
 from gpuready.serving import figures, readiness
 from gpuready.serving.files import read_json

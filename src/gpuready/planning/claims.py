@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpuready import catalog
+from gpuready.planning.compare.prices import price
 from gpuready.planning.memory.device import cards, device, profiles
 from gpuready.planning.memory.estimate import estimate
 from gpuready.planning.memory.run import GIB, Device, Estimate, Run
 from gpuready.planning.model import known
 from gpuready.planning.model.facts import ModelFacts
-from gpuready.planning.prices import price
 from gpuready.planning.support import choices, newest, objections
 from gpuready.planning.wish import Place
 

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gpuready.outcome import Failure, Refusal
-from gpuready.planning import search, sizing
+from gpuready.planning import search
 from gpuready.planning.memory.run import Device
+from gpuready.planning.search import sizing
 from gpuready.planning.wish import Option, Place, Wish
 
 _CENT = 100

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpuready.planning.backtest import HEAD, points, table
+from gpuready.planning.accuracy.backtest import HEAD, points, table
 from gpuready.rendering.plots import Plot, Point, Series, standalone, svg
 
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "tensorrt_llm": "TensorRT-LLM"}

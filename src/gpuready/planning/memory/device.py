@@ -64,6 +64,13 @@ def device(name: str, mig: str | None = None) -> Device | None:
     return _slice(whole, profile) if profile else whole
 
 
+def shown(name: str) -> str:
+    """Return the name of a card, or of a slice of it, for people; a card that the catalog lacks keeps its own."""
+    card, _, profile = name.partition(":")
+    title = str(cards().get(card, {}).get("title", card)).removeprefix("NVIDIA ")
+    return f"{profile} of {title}" if profile else title
+
+
 def profiles(name: str) -> Mapping[str, Mapping[str, Any]]:
     """Return the MIG profiles of a card by name, each with memory_mib, slices, sm, size and count; none: no MIG."""
     found = key(name.partition(":")[0])

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gpuready.planning import rules, spelling, steps
+from gpuready.planning.explain import rules, spelling, steps
+from gpuready.planning.explain.rules import Rule
+from gpuready.planning.explain.steps import Step
 from gpuready.planning.memory import device
 from gpuready.planning.memory.run import Estimate, Range
-from gpuready.planning.rules import Rule
-from gpuready.planning.steps import Step
 from gpuready.planning.wish import Option
 
 PARTS = {
@@ -168,22 +168,14 @@ def count(value: float) -> str:
     return f"{int(value):,}"
 
 
-def card_title(name: str) -> str:
-    """Return the name of a card, or of a slice of it, for people; a card that the catalog lacks keeps its own."""
-    key, _, profile = name.partition(":")
-    shown = str(device.cards().get(key, {}).get("title", key)).removeprefix("NVIDIA ")
-    return f"{profile} of {shown}" if profile else shown
-
-
 def title(option: Option) -> str:
     """Return the option in one line: model, card, engine."""
     run, place = option.run, option.place
     split = [f"{label}{size}" for label, size in (("TP", run.tp), ("PP", run.pp), ("DP", run.dp)) if size > 1]
     copies = f", {option.replicas} replicas" if option.replicas > 1 else ""
     layout = f" ({' '.join(split)}{copies})" if split else copies
-    return (
-        f"{option.wish.model_id} on {place.count} x {card_title(place.device.name)}{layout}, {run.engine} {run.version}"
-    )
+    card = device.shown(place.device.name)
+    return f"{option.wish.model_id} on {place.count} x {card}{layout}, {run.engine} {run.version}"
 
 
 def bar(option: Option) -> Bar:

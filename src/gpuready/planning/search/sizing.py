@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass, field, replace
 
 from gpuready import catalog
-from gpuready.planning import workload
-from gpuready.planning.candidates import Candidate
 from gpuready.planning.memory.estimate import estimate, request_gib
 from gpuready.planning.memory.run import GIB, Estimate, Run
+from gpuready.planning.search import workload
+from gpuready.planning.search.candidates import Candidate
+from gpuready.planning.search.workload import Load
 from gpuready.planning.wish import Option, Place, Wish
-from gpuready.planning.workload import Load
 
 KV_STEP_GIB = 1 / 16
 """Explicit KV bytes are a multiple of this, 64 MiB, so that they read well."""

@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from gpuready.planning import sizing, support
+from gpuready.planning import support
 from gpuready.planning.memory.estimate import Unresolved, estimate
 from gpuready.planning.memory.run import GIB, Estimate
+from gpuready.planning.search import sizing
 from gpuready.planning.support import Choices
 from gpuready.planning.wish import Option
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from gpuready.planning import support
 from gpuready.planning.memory.estimate import Unresolved, estimate, request_gib
 from gpuready.planning.memory.run import Estimate, Run
+from gpuready.planning.search.workload import requests_that_fit
 from gpuready.planning.wish import Option
-from gpuready.planning.workload import requests_that_fit
 
 EIGHT_BIT = ("fp8", "fp8_e4m3", "fp8_e5m2", "int8")
 

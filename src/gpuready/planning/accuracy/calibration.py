@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gpuready.planning.accuracy.records import Case
 from gpuready.planning.memory.estimate import ENGINES
 from gpuready.planning.memory.run import Estimate
 from gpuready.planning.memory.versions import ConstantSet
-from gpuready.planning.records import Case
 
 _STEP = 0.01
 _LEAST_SLOPE = 1e-6

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any
 
-from gpuready.planning.cost import Price, per_million
-from gpuready.planning.explain import card_title
+from gpuready.planning.compare.cost import Price, per_million
+from gpuready.planning.memory.device import shown
 from gpuready.planning.wish import Option, Place, Wish
 
 Answer = tuple[Option | None, str]
@@ -66,10 +66,10 @@ class Row:
         """Return count and card for people; of a shared GPU its part."""
         if self.shape == "shared":
             part = Fraction(self.part).limit_denominator(20)
-            return f"{part} of {card_title(self.card)}"
+            return f"{part} of {shown(self.card)}"
         if self.shape == "mig" and self.count == 1:
-            return card_title(self.card)
-        return f"{self.count} x {card_title(self.card)}"
+            return shown(self.card)
+        return f"{self.count} x {shown(self.card)}"
 
     @property
     def weights(self) -> str:

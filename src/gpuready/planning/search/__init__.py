@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 
 from gpuready import catalog
 from gpuready.outcome import Failure, Refusal
-from gpuready.planning import nearest, reasons, support
-from gpuready.planning.candidates import Candidate, base, formats, length_failures, splits
+from gpuready.planning import support
 from gpuready.planning.memory.estimate import Unresolved, estimate
 from gpuready.planning.memory.run import Estimate, Run
-from gpuready.planning.nearest import where
-from gpuready.planning.sizing import Sizer
+from gpuready.planning.search import nearest, reasons
+from gpuready.planning.search.candidates import Candidate, base, formats, length_failures, splits
+from gpuready.planning.search.nearest import where
+from gpuready.planning.search.sizing import Sizer
 from gpuready.planning.support import Choices, Objection
 from gpuready.planning.wish import Option, Place, Wish
 

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from gpuready.outcome import Failure
-from gpuready.planning import sizing, support
-from gpuready.planning.candidates import length
-from gpuready.planning.explain import card_title
+from gpuready.planning import support
 from gpuready.planning.memory import device as cards
+from gpuready.planning.memory.device import shown
 from gpuready.planning.memory.run import GIB, Estimate, Run
 from gpuready.planning.model.facts import Component, ModelFacts, Quantization
+from gpuready.planning.search import sizing
+from gpuready.planning.search.candidates import length
 from gpuready.planning.wish import Option, Place, Wish
 
 Try = Callable[[Wish, Place], Option | None]
@@ -44,7 +45,7 @@ def failures(wish: Wish, place: Place, refused: Iterable[Estimate], attempt: Try
 def where(place: Place) -> str:
     """Return a place for people."""
     part = f", of which {place.shared_gib:.2f} GiB are its own" if place.shared_gib is not None else ""
-    return f"{place.count} x {card_title(place.device.name)}{part}"
+    return f"{place.count} x {shown(place.device.name)}{part}"
 
 
 def _closeness(found: Estimate) -> float:

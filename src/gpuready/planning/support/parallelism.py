@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpuready import catalog
-from gpuready.planning.capability import Asked, Objection, within
 from gpuready.planning.memory.device import cards
+from gpuready.planning.support.capability import Asked, Objection, within
 
 _HEADED = ("full", "sliding", "chunked")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpuready import catalog
-from gpuready.planning.cost import Price
+from gpuready.planning.compare.cost import Price
 from gpuready.planning.memory.device import profiles
 from gpuready.planning.wish import Place
 

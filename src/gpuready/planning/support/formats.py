@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpuready import catalog
-from gpuready.planning.capability import Asked, Objection, engines, first, newest, release_of, within
 from gpuready.planning.memory.versions import parse
+from gpuready.planning.support.capability import Asked, Objection, engines, first, newest, release_of, within
 
 _SPELLED = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32"}
 _PLAIN = ("auto", "float16", "bfloat16", "float32")

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpuready.planning import calibration
+from gpuready.planning.accuracy import calibration
+from gpuready.planning.accuracy.records import ENGINES as ENGINE_NAMES
+from gpuready.planning.accuracy.records import Case, NotJudged, read, text
 from gpuready.planning.memory.estimate import ENGINES
 from gpuready.planning.memory.run import GIB, Estimate, Range
 from gpuready.planning.memory.versions import ConstantSet
-from gpuready.planning.records import ENGINES as ENGINE_NAMES
-from gpuready.planning.records import Case, NotJudged, read, text
 
 FAMILIES = ("dense_16bit", "dense_other", "moe", "vision", "hybrid")
 """Kinds of runs with an accuracy of their own; dense models in 16 bits, and those quantized or in 32, apart."""

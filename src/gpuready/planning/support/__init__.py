@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gpuready import catalog
-from gpuready.planning import formats, parallelism
-from gpuready.planning.capability import Asked, Objection, engines, first, newest, release_of
 from gpuready.planning.memory.run import Device, Run
 from gpuready.planning.memory.versions import Version, parse
 from gpuready.planning.model.facts import ModelFacts
+from gpuready.planning.support import formats, parallelism
+from gpuready.planning.support.capability import Asked, Objection, engines, first, newest, release_of
 
 __all__ = ["Choices", "Objection", "choices", "flag", "newest", "objections"]
 
