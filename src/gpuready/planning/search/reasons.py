@@ -43,6 +43,8 @@ def _split(option: Option, others: Sequence[Option]) -> str:
     noun = "slice" if ":" in place.device.name else "GPU"
     if _set(option, "tp") or _set(option, "pp"):
         text = f"each replica over {gpus} {noun}s (tp {run.tp}, pp {run.pp}), as it was set"
+    elif place.shared_gib is not None:
+        return "one replica on its part of the GPU"
     elif place.count == 1:
         return f"one {noun} is all that there is"
     elif gpus == 1:
