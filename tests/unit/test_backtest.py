@@ -98,6 +98,7 @@ def test_what_cannot_be_predicted_is_said(change: Mapping[str, Any], words: str)
 
 
 def test_a_loose_name_will_do_for_a_dense_model_alone() -> None:
+    assert answer(model="Qwen/Qwen3-30B-A3B", model_id_exact=False)["judged"]
     assert answer(model="meta-llama/Llama-3.1-8B-Instruct (8B)", model_id_exact=False)["judged"]
     found = answer(model="Qwen/Qwen3-30B-A3B (some quant)", model_id_exact=False)
     assert found["reason"] == "the record does not say exactly which model 'Qwen/Qwen3-30B-A3B (some quant)' was"
@@ -248,3 +249,14 @@ def test_a_length_that_is_not_said_widens_the_band_where_the_tokens_follow_from_
     dense = {**hybrid, "model": LLAMA["model"]}
     unsaid, said = backtest.run([dense, {**dense, "max_model_len": 131_072}])["records"]
     assert unsaid["band"] == said["band"]
+
+
+def test_such_tokens_are_judged_by_their_bytes_where_these_were_printed() -> None:
+    hybrid = {**LLAMA, "engine": "vllm", "engine_version": "0.21.0", "model": "openai/gpt-oss-20b", "outcome": "ok"}
+    gib = backtest.run([hybrid])["records"][0]["predicted"]["kv_cache_gib"]
+    observed = {"kv_tokens": 1000, "kv_cache_gib": gib}
+    unsaid, said = backtest.run(
+        [{**hybrid, "observed": observed}, {**hybrid, "max_model_len": 131_072, "observed": observed}]
+    )["records"]
+    assert unsaid["band"]["inside"] is True
+    assert said["band"]["inside"] is False

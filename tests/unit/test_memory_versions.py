@@ -42,6 +42,12 @@ def test_what_does_not_is_refused(text: str, words: str) -> None:
         resolve("sglang", text)
 
 
+def test_about_a_release_is_it_and_its_neighbours() -> None:
+    assert resolve("vllm", "0.13-ish") == resolve("vllm", "0.12-0.14")
+    with pytest.raises(Unresolved, match="more than one set of constants"):
+        resolve("vllm", "0.17-ish")
+
+
 def test_an_unknown_engine_is_refused_with_those_known() -> None:
     with pytest.raises(Unresolved, match="there is no engine 'tgi'; known are"):
         resolve("tgi", "1.0")

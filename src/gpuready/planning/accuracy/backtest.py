@@ -48,8 +48,12 @@ class Judgement:
 
     @property
     def kv(self) -> str:
-        """Return by which figure the KV cache is judged: tokens, else GiB; empty where neither was observed."""
-        return next((figure for figure in ("kv_tokens", "kv_cache") if self.observed.get(figure, 0) > 0), "")
+        """Return by which figure the KV cache is judged: tokens, else GiB; empty where neither was observed.
+
+        Tokens that follow from a length which the record does not say are judged only where no GiB were printed.
+        """
+        figures = ("kv_cache", "kv_tokens") if _follows_from_unsaid_length(self.case) else ("kv_tokens", "kv_cache")
+        return next((figure for figure in figures if self.observed.get(figure, 0) > 0), "")
 
     @property
     def band(self) -> tuple[float, float]:
@@ -130,8 +134,8 @@ def judge(case: Case, constants: ConstantSet | None = None) -> Judgement:
     """Return what is predicted of one case, with its own constants or with others."""
     constants = constants or case.constants
     estimate = ENGINES[case.engine].estimate(case.model, case.device, case.run, constants)
-    if case.engine == "vllm" and case.family == "hybrid" and case.run.max_model_len is None:
-        # The tokens that it prints for these follow from the length, which may have been shorter than the model's.
+    if _follows_from_unsaid_length(case):
+        # The length may have been shorter than the model's.
         shorter = replace(case.run, max_model_len=max(1, case.model.context_tokens // _SHORTER))
         other = ENGINES[case.engine].estimate(case.model, case.device, shorter, constants).kv_tokens
         low, high = min(estimate.kv_tokens.low, other.low), max(estimate.kv_tokens.high, other.high)
@@ -147,6 +151,11 @@ def judge(case: Case, constants: ConstantSet | None = None) -> Judgement:
         "request": estimate.request_gib,
     }
     return Judgement(case, estimate, observed(case), predicted)
+
+
+def _follows_from_unsaid_length(case: Case) -> bool:
+    """Return whether the tokens that the engine prints follow from a length that the record does not say."""
+    return case.engine == "vllm" and case.family == "hybrid" and case.run.max_model_len is None
 
 
 def observed(case: Case) -> dict[str, float]:

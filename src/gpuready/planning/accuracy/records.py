@@ -183,7 +183,8 @@ def _model(record: Mapping[str, Any]) -> tuple[ModelFacts, tuple[str, ...]]:
         facts = _facts(named[0][0], quantization)
     except UnknownModel as refusal:
         raise NotJudged(f"the sizes of the model {name[:80]!r} are not known: {refusal}") from None
-    if record.get("model_id_exact") is False and facts.family != "dense":
+    by_its_id = named[0][1].id.casefold() == name.casefold()
+    if record.get("model_id_exact") is False and facts.family != "dense" and not by_its_id:
         # Dense models of a class are alike; of the others a loose name leaves open what they were made into.
         raise NotJudged(f"the record does not say exactly which model {name[:80]!r} was")
     return facts, named[0][1].assumptions

@@ -13,6 +13,7 @@ from gpuready.planning.memory.run import Range
 
 _RELEASE = re.compile(r"v?(\d+(?:\.\d+){1,3})(?:\.?(rc|post|dev|a|b)(\d+))?(?:\+[\w.]+)?$")
 _DAY = re.compile(r"(?:(?:nightly|dev|main)[ -]*)?(20\d\d-\d\d)(-\d\d)?$")
+_ABOUT = re.compile(r"(\d+)\.(\d+)-ish$")
 _LAST = 1 << 20
 
 Version = tuple[int, ...]
@@ -54,8 +55,8 @@ def parse(text: str) -> Version | None:
 def resolve(engine: str, text: str) -> ConstantSet:
     """Return the one set of constants that holds for all of what `text` names.
 
-    `text`: a release (0.19.1), a series (0.8.x), a range (0.8-0.9), everything from a release on (0.21+), or a build of
-    the main branch by its day or month (nightly 2026-08-14).
+    `text`: a release (0.19.1), a series (0.8.x), a range (0.8-0.9), everything from a release on (0.21+), a series or
+    one of its neighbours (0.13-ish), or a build of the main branch by its day or month (nightly 2026-08-14).
 
     Raises:
         Unresolved: when the engine is not known, the text names no version, or more than one set holds for it.
@@ -124,7 +125,10 @@ def _sets(engine: str) -> tuple[tuple[Version, str, ConstantSet], ...]:
 def _releases(text: str, newest: Version) -> tuple[Version, Version] | None:
     """Return the first and the last release that the text names; None where it names none, or only newer ones."""
     text = text.strip().removeprefix("v")
-    if text.endswith("+"):
+    if about := _ABOUT.match(text):
+        major, minor = int(about[1]), int(about[2])
+        span = _releases(f"{major}.{max(0, minor - 1)}-{major}.{minor + 1}", newest)
+    elif text.endswith("+"):
         first = parse(text[:-1])
         span = (first, newest) if first else None
     elif "-" in text:
