@@ -124,6 +124,7 @@ def estimate(model: ModelFacts, device: Device, run: Run, constants: ConstantSet
     held = found[0]
     activation, graphs = _activation(model, run, chosen, constants), _graphs(run, chosen, constants)
     length = run.max_model_len or min(model.context_tokens, max(1, held.tokens))
+    pool = _gib(held, kv_budget.value)
     fits, surely = held.tokens >= length, found[1].tokens >= length
     filled = replace(
         run,
@@ -146,7 +147,7 @@ def estimate(model: ModelFacts, device: Device, run: Run, constants: ConstantSet
         non_torch=Range.exact(cache),
         graphs=graphs,
         graphs_counted=False,
-        kv=Range(_gib(held, kv_budget.value), _gib(found[1], kv_budget.low), _gib(found[2], kv_budget.high)),
+        kv=Range(pool, _gib(found[1], kv_budget.low), _gib(found[2], kv_budget.high)),
         kv_tokens=Range(held.tokens, found[1].tokens, found[2].tokens),
         bytes_per_token=cell(model, run, constants).per_token(float(constants.values["sliding_ratio"])),
         block_tokens=chosen.page,
@@ -155,7 +156,7 @@ def estimate(model: ModelFacts, device: Device, run: Run, constants: ConstantSet
         fits=fits,
         surely_fits=surely,
         refusal="" if fits else _refusal(run, device, chosen, before, loaded, held.tokens, length),
-        free_gib=slack - activation.value - graphs.value,
+        free_gib=before.value - graphs.value - loaded.value - cache - activation.value - pool,
         notes=_notes(model, run, chosen, constants, held, slack, activation.value + graphs.value),
     )
 

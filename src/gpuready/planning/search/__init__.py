@@ -95,7 +95,8 @@ def _one(wish: Wish, place: Place) -> Option | None:
     if length_failures(wish):
         return None
     sizer = Sizer(replace(wish, workload=replace(wish.workload, concurrency=1)), place)
-    candidates = _candidates(wish, place, run, usual, ways, known)
+    # One replica over all GPUs has most room.
+    candidates = _candidates(wish, place, run, usual, ways[-1:], known)
     sized = (sizer.size(one) for tier in candidates for one in reversed(tier))
     return next((one for one in sized if isinstance(one, Option)), None)
 

@@ -119,7 +119,7 @@ class Sizer:
         wish, place = self.wish, self.place
         own = run.kv_bytes is not None or run.memory_fraction is not None
         found = estimate(wish.model, place.device, run)
-        if own:
+        if own or found.weights.low >= found.total_gib:
             return found
         if place.shared_gib is not None:
             return self._in_a_part(run, found)
