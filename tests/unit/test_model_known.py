@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,13 @@ ENTRIES = catalog.load("models")["models"]
         ("somebody/Qwen2.5-7B-Instruct-medical-v2", "Qwen/Qwen2.5-7B-Instruct", None),
         ("NousResearch/Hermes-3-Llama-3.1-8B", "meta-llama/Llama-3.1-8B", None),
         ("somebody/Hermes-3-Llama-3.1-8B-AWQ", "meta-llama/Llama-3.1-8B", ("awq", 4)),
+        ("somebody/Qwen3-8B-4bit", "Qwen/Qwen3-8B", ("wna16", 4)),
+        ("somebody/Qwen3-8B-8bit", "Qwen/Qwen3-8B", ("wna16", 8)),
+        ("somebody/Qwen3-8B-AWQ-8bit", "Qwen/Qwen3-8B", ("wna16", 8)),
+        ("somebody/Qwen3-8B-bnb-8bit", "Qwen/Qwen3-8B", ("bitsandbytes", 8)),
+        ("somebody/Qwen3-8B-NVFP4-W4A4", "Qwen/Qwen3-8B", ("nvfp4", 4)),
+        ("somebody/gpt-oss-20b-BF16", "openai/gpt-oss-20b", None),
+        ("somebody/DeepSeek-R1-bf16", "deepseek-ai/DeepSeek-R1", None),
     ],
 )
 def test_a_model_is_found_by_name(name: str, found: str, form: tuple[str, int] | None) -> None:
@@ -71,6 +79,25 @@ def test_a_checkpoint_s_own_format_stays() -> None:
     read = known.facts("openai/gpt-oss-20b", "mxfp4").quantization
     assert read is not None
     assert read.method == "mxfp4"
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["GGUF", "mlx-4bit", "exl2", "4.0bpw", "AQLM", "hqq", "GPTQ-Int3", "AWQ-3bit", "2bit", "W2A16", "q4_0", "fp32"],
+)
+def test_nothing_is_concluded_from_a_format_whose_size_is_not_known(word: str) -> None:
+    assert known.find(f"somebody/Qwen3-8B-{word}") is None
+    assert known.find("Qwen/Qwen3-8B", word) is None
+
+
+def test_a_size_that_the_catalog_lacks_is_no_other_size() -> None:
+    ids = {entry["id"].lower() for entry in ENTRIES}
+    sized = [(id_, found) for id_ in sorted(ids) for found in re.findall(r"(?<=-)\d+(?:\.\d+)?b(?=-|$)", id_)]
+    assert len(sized) > 100
+    for id_, size in sized:
+        for other in ("0.7b", "9.3b", "77b", "1234b"):
+            name = id_.replace(size, other)
+            assert name in ids or known.find(name) is None, name
 
 
 OTHERS = [

@@ -77,6 +77,10 @@ _CONVENTIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "llm_int8_skip_modules": _UNTOUCHED,
         },
     ),
+    "bnb8": (
+        "bitsandbytes: 8 bits",
+        {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_skip_modules": _UNTOUCHED},
+    ),
 }
 """How those who publish a checkpoint of one of these names usually make it; each with the words that say so."""
 
@@ -98,11 +102,21 @@ _FORMAT_OF_WORD = {
     "bnb": "bnb",
     "bitsandbytes": "bnb",
 }
+_BITS = {"w4a4": "nvfp4", "w4a8": "w4a16", "4bit": "w4a16", "8bit": "w8a16"}
+"""Formats of words that say bits alone, where no other word says more."""
+_SIXTEEN = frozenset(("bf16", "fp16", "float16", "bfloat16"))
+_EIGHT_BITS = {"gptq": "gptq8", "w4a16": "w8a16", "awq": "w8a16", "bnb": "bnb8"}
+"""What formats of usually 4 bits are with 8; those who publish AWQ of 8 bits keep it as compressed-tensors."""
+_OTHER_FORMATS = re.compile(
+    r"gguf|ggml|mlx|exl[23]|aqlm|hqq|eetq|quip|torchao|onnx|ov|openvino|spqr|vptq|squeezellm|marlin24|i?q\d|fp32|float32"
+    r"|(?![48]bit$)\d+(?:\.\d+)?bits?|int(?![48]$)\d+|w(?![48]a)\d+a\d+|\d+(?:\.\d+)?bpw"
+)
+"""Words of formats whose sizes do not follow from the name, or that none of the engines reads."""
 _FORMAT_WORDS = frozenset(
     (
         *_FORMAT_OF_WORD,
-        "4bit",
-        "8bit",
+        *_BITS,
+        *_SIXTEEN,
         "dynamic",
         "static",
         "quantized",
@@ -113,9 +127,7 @@ _FORMAT_WORDS = frozenset(
         "ptq",
         "marlin",
     )
-) | frozenset(
-    ("bf16", "fp16", "float16", "bfloat16", "w8", "a8", "kv", "compressed", "tensors", "pertensor", "int", "sym")
-)
+) | frozenset(("w8", "a8", "kv", "compressed", "tensors", "pertensor", "int", "sym"))
 _ROLES = frozenset(("instruct", "chat", "it", "base", "pt", "hf", "meta", "class", "thinking", "preview"))
 _DATE = re.compile(r"(?:0[1-9]|1[0-2])[0-3]\d|2[4-9](?:0[1-9]|1[0-2])")
 _SIZE = re.compile(r"(?:\d+x)?\d+(?:\.\d+)?[bmk]|a\d+(?:\.\d+)?b")
@@ -127,7 +139,9 @@ _OTHER_SHAPES = frozenset(
     )
 )
 """Words that speak of other layers, another head or a part of a model: nothing is concluded from the rest of a name."""
-_MADE_WHILE_LOADING = frozenset(("fp8", "bnb"))
+_UNQUANTIZED = "16 bits"
+_MADE_WHILE_LOADING = frozenset(("fp8", "bnb", _UNQUANTIZED))
+"""With these words beside it, the checkpoint of an exact name is the one as published."""
 
 
 @dataclass(frozen=True)
@@ -182,10 +196,11 @@ def _by(key: str) -> Mapping[Any, Mapping[str, Any]]:
 def _format(words: tuple[str, ...], quantization: str | None) -> str | None:
     """Return the format that a name or the word for a quantization speaks of."""
     said = (*words, *_words(quantization or ""))
-    found = next((_FORMAT_OF_WORD[word] for word in said if word in _FORMAT_OF_WORD), None)
-    if found in ("gptq", "w4a16") and ("int8" in said or "8bit" in said):
-        return "gptq8" if found == "gptq" else "w8a16"
-    return found
+    for table in (_FORMAT_OF_WORD, _BITS, dict.fromkeys(_SIXTEEN, _UNQUANTIZED)):
+        found = next((table[word] for word in said if word in table), None)
+        if found is not None:
+            return _EIGHT_BITS.get(found, found) if "int8" in said or "8bit" in said else found
+    return None
 
 
 def find(name: str, quantization: str | None = None) -> Known | None:
@@ -199,7 +214,7 @@ def find(name: str, quantization: str | None = None) -> Known | None:
     if not name or len(name) > _LONGEST_NAME:
         return None
     words = _words(name)
-    if not words or "gguf" in words:
+    if not words or any(_OTHER_FORMATS.fullmatch(word) for word in (*words, *_words(quantization or ""))):
         return None
     kind = _format(words, quantization)
     for key, value in (("id", name), ("lower", name.lower()), ("words", words)):
@@ -255,11 +270,16 @@ def _quantized(config: Mapping[str, Any]) -> bool:
 
 def _as_format(known: Known, name: str, kind: str) -> Known:
     """Return the same model in a format, as it is usually made."""
-    words, form = _CONVENTIONS[kind]
+    if kind == _UNQUANTIZED and not _quantized(known.config):
+        return known
     config = copy.deepcopy(dict(known.config))
     for part in (config, config.get("text_config")):
         if isinstance(part, dict):
             part.pop("quantization_config", None)
+    if kind == _UNQUANTIZED:
+        said = f"{shown(name)} is taken as having all weights in 16 bits, as its name says"
+        return replace(known, config=config, weight_bytes=None, assumptions=(*known.assumptions, said))
+    words, form = _CONVENTIONS[kind]
     config["quantization_config"] = form
     said = f"{shown(name)} is taken as made the usual way of its name: {words}, embeddings and head in 16 bits"
     return replace(known, config=config, weight_bytes=None, assumptions=(*known.assumptions, said))
