@@ -226,6 +226,17 @@ def test_a_left_out_source_does_not_help_itself() -> None:
     assert left_out["median_percent"] > 10 * alone
 
 
+def test_without_each_source_is_what_all_others_make_of_the_constants() -> None:
+    cases = [records.read(record) for record in RUNS if backtest.run([record])["records"][0]["judged"]]
+    wishes = calibration.wanted(cases)
+    without = calibration.fitted_without_each(wishes, lambda case: case.source)
+    names = {case.source for case in cases}
+    assert len(names) > 20
+    for name in names:
+        expected = calibration.fitted([wish for wish in wishes if wish.case.source != name])
+        assert {id(entry): fit for entry, fit in without(name)} == {id(entry): fit for entry, fit in expected}
+
+
 def test_constants_of_the_catalog_are_what_the_recorded_runs_make_of_them() -> None:
     cases = []
     for record in RUNS:

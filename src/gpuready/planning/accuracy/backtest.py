@@ -5,6 +5,7 @@ Every record is answered. One that cannot be predicted is not judged, and its re
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -46,7 +47,7 @@ class Judgement:
         seen = self.observed.get(figure)
         return self.predicted[figure] / seen - 1 if seen is not None and seen > 0 else None
 
-    @property
+    @functools.cached_property
     def kv(self) -> str:
         """Return by which figure the KV cache is judged: tokens, else GiB; empty where neither was observed.
 
@@ -272,11 +273,20 @@ def _left_out(
     judged: Sequence[Judgement], wishes: Sequence[calibration.Wanted], source: Callable[[Case], str]
 ) -> list[Judgement]:
     """Return every case judged with constants that were fitted without its source."""
+    by_source: dict[str, list[Case]] = {}
+    for one in judged:
+        by_source.setdefault(source(one.case), []).append(one.case)
+    changes_without = calibration.fitted_without_each(wishes, source)
     found: list[Judgement] = []
-    for name in sorted({source(one.case) for one in judged}):
-        changes = calibration.fitted([wish for wish in wishes if source(wish.case) != name])
-        left_out = [one.case for one in judged if source(one.case) == name]
-        found += [judge(case, calibration.with_constants(case.constants, changes)) for case in left_out]
+    sets: dict[tuple[int, tuple[tuple[int, float], ...]], ConstantSet] = {}
+    for name in sorted(by_source):
+        changes = changes_without(name)
+        for case in by_source[name]:
+            # Most sources leave a median as it is, so most runs have one of few sets.
+            key = (id(case.constants), tuple((id(entry), other["value"]) for entry, other in changes))
+            if key not in sets:
+                sets[key] = calibration.with_constants(case.constants, changes)
+            found.append(judge(case, sets[key]))
     return found
 
 

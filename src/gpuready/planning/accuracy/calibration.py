@@ -68,8 +68,10 @@ def constants(values: Mapping[str, Any], *path: str) -> Iterator[tuple[tuple[str
 def wanted(cases: Iterable[Case]) -> list[Wanted]:
     """Return what every run would make of every constant that it depends on."""
     found = []
+    moved: dict[tuple[int, int], ConstantSet] = {}
     for case in cases:
         engine = ENGINES[case.engine]
+        as_they_are: dict[bool, Estimate] = {}
         for path, entry in constants(case.constants.values):
             rule = entry["fit"]
             predicted, seen = FIGURES[rule["by"]]
@@ -77,10 +79,15 @@ def wanted(cases: Iterable[Case]) -> list[Wanted]:
             if figure is None:
                 continue
             # What a record says was free would hide the constant that stands for it.
-            device = replace(case.device, free_gib=None) if rule["by"] == "free_before_load" else case.device
-            moved = with_constants(case.constants, [(entry, {**entry, "value": entry["value"] + _STEP})])
-            base = engine.estimate(case.model, device, case.run, case.constants)
-            other = engine.estimate(case.model, device, case.run, moved)
+            hidden = rule["by"] == "free_before_load"
+            device = replace(case.device, free_gib=None) if hidden else case.device
+            place = (id(case.constants), id(entry))
+            if place not in moved:
+                moved[place] = with_constants(case.constants, [(entry, {**entry, "value": entry["value"] + _STEP})])
+            if hidden not in as_they_are:
+                as_they_are[hidden] = engine.estimate(case.model, device, case.run, case.constants)
+            base = as_they_are[hidden]
+            other = engine.estimate(case.model, device, case.run, moved[place])
             slope = (predicted(other) - predicted(base)) / _STEP
             if abs(slope) > _LEAST_SLOPE:
                 name = f"{case.engine} {'.'.join(path)}"
@@ -88,15 +95,58 @@ def wanted(cases: Iterable[Case]) -> list[Wanted]:
     return found
 
 
-def fitted(wishes: Sequence[Wanted]) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+Changes = tuple[tuple[Mapping[str, Any], Mapping[str, Any]], ...]
+"""Constants, each with the one that takes its place."""
+
+
+def fitted(wishes: Sequence[Wanted]) -> Changes:
     """Return every constant with the one that the runs make of it: the median of what each would make of it."""
+    return tuple(
+        (group[0].entry, _as(group[0].entry, statistics.median(w.value for w in group))) for group in _by(wishes)
+    )
+
+
+def fitted_without_each(wishes: Sequence[Wanted], source: Callable[[Case], str]) -> Callable[[str], Changes]:
+    """Return what gives, for the name of a source, what `fitted` makes of the wishes of all other sources."""
+    groups = []
+    for group in _by(wishes):
+        ordered = sorted(group, key=lambda wish: wish.value)
+        places: dict[str, list[int]] = {}
+        for index, wish in enumerate(ordered):
+            places.setdefault(source(wish.case), []).append(index)
+        groups.append((group[0].entry, [wish.value for wish in ordered], places))
+
+    def without(name: str) -> Changes:
+        left = [(entry, values, places.get(name, [])) for entry, values, places in groups]
+        return tuple((entry, _as(entry, _median(values, out))) for entry, values, out in left if len(out) < len(values))
+
+    return without
+
+
+def _median(values: Sequence[float], out: Sequence[int]) -> float:
+    """Return the median of ordered values without those at the ordered places `out`, of which some remain."""
+
+    def at(rank: int) -> float:
+        for place in out:
+            if place > rank:
+                break
+            rank += 1
+        return values[rank]
+
+    count = len(values) - len(out)
+    return (at((count - 1) // 2) + at(count // 2)) / 2
+
+
+def _by(wishes: Sequence[Wanted]) -> Iterable[list[Wanted]]:
+    """Return the wishes of each constant."""
     by_entry: dict[int, list[Wanted]] = {}
     for wish in wishes:
         by_entry.setdefault(id(wish.entry), []).append(wish)
-    return [
-        (group[0].entry, {**group[0].entry, "value": statistics.median(wish.value for wish in group)})
-        for group in by_entry.values()
-    ]
+    return by_entry.values()
+
+
+def _as(entry: Mapping[str, Any], value: float) -> Mapping[str, Any]:
+    return {**entry, "value": value}
 
 
 def with_constants(held: ConstantSet, changes: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> ConstantSet:

@@ -66,14 +66,14 @@ class Case:
     assumed: tuple[str, ...] = field(default_factory=tuple)
     """What the record does not say and was filled in."""
 
-    @property
+    @functools.cached_property
     def part(self) -> str:
         """Return under which heading its errors are told: vLLM 0.19.0, vLLM's other versions, or the engine."""
         if self.engine != "vllm":
             return self.engine
-        return "vllm 0.19.0" if self.version == "0.19.0" else "vllm, other versions"
+        return "vllm 0.19.0" if versions.parse(self.version) == versions.parse("0.19.0") else "vllm, other versions"
 
-    @property
+    @functools.cached_property
     def family(self) -> str:
         """Return how sure the arithmetic is: dense_16bit, dense_other (quantized or 32 bit), moe, vision or hybrid."""
         if self.model.family != "dense":

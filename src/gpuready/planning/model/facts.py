@@ -5,6 +5,7 @@ Counts are elements over the whole model, not yet split over GPUs; bytes are byt
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 KINDS = ("full", "sliding", "chunked", "latent", "recurrent", "none")
@@ -168,7 +169,7 @@ class ModelFacts:
         """Elements of the whole checkpoint that an engine loads."""
         return sum(component.elements for component in self.components)
 
-    @property
+    @functools.cached_property
     def family(self) -> str:
         """dense, moe, vision or hybrid: how sure the arithmetic is; the least sure one counts."""
         kinds = {group.kind for group in self.groups}
