@@ -328,3 +328,22 @@ def test_a_split_is_found_for_every_number_of_gpus() -> None:
     ways, objections = splits(wish(), place(count=8), run)
     assert ways == [(1, 1), (2, 1), (4, 1), (8, 1)]
     assert not objections
+
+
+def test_tasks_without_an_answer_are_as_long_as_their_prompts() -> None:
+    load = Workload(Lengths(100, 500), Lengths(300, 1500), 64)
+    found = search.best(wish(task="embed", workload=load), place())
+    assert found.run.max_model_len == 512
+    assert any(reason.startswith("max_model_len 512: prompt p99 is 500 tokens, rounded") for reason in found.reasons)
+    assert not any("chunked prefill" in reason for reason in found.reasons)
+    encoder = search.best(wish("BAAI/bge-m3", 64, task="embed", workload=load), place("t4"))
+    assert (encoder.binding, encoder.concurrency, encoder.estimate.bytes_per_token) == ("wanted", 64, 0)
+
+
+def test_where_prompts_are_not_cut_a_batch_holds_the_longest_one() -> None:
+    load = Workload(Lengths(100, 5000), Lengths(300, 1500), 4)
+    encoder = search.best(wish("BAAI/bge-m3", task="embed", workload=load), place("t4"))
+    assert encoder.run.max_num_batched_tokens == encoder.run.max_model_len == 5120
+    # The engine before V1, which vLLM 0.8.5 takes on this card.
+    old = search.best(wish("Qwen/Qwen2.5-3B-Instruct", version="0.8.5", workload=load), place("v100s-32gb"))
+    assert (old.run.max_num_batched_tokens or 0) >= (old.run.max_model_len or 0) == 6656

@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 from gpuready import catalog
 from gpuready.outcome import Failure, Refusal
 from gpuready.planning import support
+from gpuready.planning.memory import vllm_settings
 from gpuready.planning.memory.estimate import Unresolved, estimate
 from gpuready.planning.memory.run import Estimate, Run
+from gpuready.planning.memory.versions import resolve
 from gpuready.planning.search import nearest, reasons
-from gpuready.planning.search.candidates import Candidate, base, formats, length_failures, splits
+from gpuready.planning.search.candidates import Candidate, asked, base, formats, length_failures, splits
 from gpuready.planning.search.nearest import where
 from gpuready.planning.search.sizing import Sizer
 from gpuready.planning.support import Choices, Objection
@@ -60,6 +62,7 @@ def refusals(wish: Wish, place: Place) -> list[Failure]:
 
 def search(wish: Wish, place: Place) -> Found:
     """Return every way that runs, best first, or why none does."""
+    wish = asked(wish)
     try:
         known = support.choices(wish.model, place.device, wish.engine, wish.version)
         run = base(wish, known)
@@ -134,12 +137,7 @@ def _candidates(
     wish: Wish, place: Place, run: Run, usual: Estimate, ways: list[tuple[int, int]], known: Choices
 ) -> Iterator[list[Candidate]]:
     """Yield the candidates in tiers: where one serves everything, the tiers after it are not looked at."""
-    batches = [run.max_num_batched_tokens]
-    if wish.engine == "vllm" and run.max_num_batched_tokens is None:
-        own, small = usual.run.max_num_batched_tokens, int(catalog.load("planning")["small_batch"])
-        # vLLM takes no fewer batched tokens than requests (config/scheduler.py).
-        least = int(wish.settings.get("max_num_seqs", 0))
-        batches = list(dict.fromkeys(max(one, least) for one in (own or small, min(own or small, small))))
+    batches = _batches(wish, place, run, usual)
     eager = [False, True] if "enforce_eager" not in wish.settings else [run.enforce_eager]
     for no_graphs in eager:
         for quantization, kv_dtype, lossy in formats(wish, known):
@@ -160,6 +158,21 @@ def _candidates(
                 for tp, pp in ways
                 for batch in batches
             ]
+
+
+def _batches(wish: Wish, place: Place, run: Run, usual: Estimate) -> list[int | None]:
+    """Return the batches of prompt tokens to try: vLLM's own for the card, and a small one."""
+    if wish.engine != "vllm" or run.max_num_batched_tokens is not None:
+        return [run.max_num_batched_tokens]
+    small = int(catalog.load("planning")["small_batch"])
+    own = usual.run.max_num_batched_tokens or small
+    # No fewer than requests at once; and where prompts are not cut into pieces, no fewer than the longest one
+    # (config/scheduler.py).
+    rules = resolve(run.engine, run.version).values
+    old = vllm_settings.settings(wish.model, place.device, run, rules).old_engine
+    whole = wish.task != "generate" or (old and own >= (run.max_model_len or 0))
+    least = max(int(wish.settings.get("max_num_seqs", 0)), (run.max_model_len or 0) if whole else 0)
+    return list(dict.fromkeys(max(one, least) for one in (own, min(own, small))))
 
 
 def _size_all(sizer: Sizer, tiers: Iterator[list[Candidate]]) -> tuple[list[Option], list[Estimate]]:

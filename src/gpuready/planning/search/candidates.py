@@ -10,7 +10,7 @@ from gpuready.outcome import Failure
 from gpuready.planning import support
 from gpuready.planning.memory.run import Run
 from gpuready.planning.support import Choices, Objection
-from gpuready.planning.wish import Place, Wish
+from gpuready.planning.wish import Lengths, Place, Wish
 
 SETTINGS = frozenset(
     field.name for field in fields(Run) if field.name not in ("engine", "version", "task", "draft", "lora", "dp")
@@ -43,12 +43,24 @@ def step_up(tokens: int) -> int:
     return -(-tokens // step) * step
 
 
+def asked(wish: Wish) -> Wish:
+    """Return a wish with what its task means for its workload: embeddings, ranks and classes are no tokens."""
+    if wish.task == "generate":
+        return wish
+    return replace(wish, workload=replace(wish.workload, output=Lengths(0, 0)))
+
+
 def length(wish: Wish) -> int:
     """Return the longest request: what is declared, else both p99 rounded up, at most the model's context."""
     declared = wish.settings.get("max_model_len")
     if declared is not None:
         return int(declared)
     return min(max(1, wish.model.context_tokens), step_up(wish.workload.prompt.p99 + wish.workload.output.p99))
+
+
+def p99_told(wish: Wish) -> str:
+    """Return the beginning of a sentence about the longest request in a hundred."""
+    return "prompt and output p99 are" if wish.workload.output.p99 else "prompt p99 is"
 
 
 def length_failures(wish: Wish) -> list[Failure]:
@@ -59,7 +71,7 @@ def length_failures(wish: Wish) -> list[Failure]:
     if declared is not None and int(declared) > context:
         return [Failure("plan.max_model_len", f"max_model_len = {declared} is refused", has, f"set at most {context}")]
     if declared is None and wanted > context:
-        what = f"prompt and output p99 are {wanted} tokens together"
+        what = f"{p99_told(wish)} {wanted} tokens{' together' if load.output.p99 else ''}"
         return [Failure("plan.context", what, has, "lower p99 or choose a model with more context")]
     seqs, batch = wish.settings.get("max_num_seqs"), wish.settings.get("max_num_batched_tokens")
     if wish.engine == "vllm" and seqs is not None and batch is not None and int(batch) < int(seqs):

@@ -10,6 +10,7 @@ from gpuready.planning import support
 from gpuready.planning.memory.estimate import Unresolved, estimate
 from gpuready.planning.memory.run import GIB, Estimate
 from gpuready.planning.search import sizing
+from gpuready.planning.search.candidates import p99_told
 from gpuready.planning.support import Choices
 from gpuready.planning.wish import Option
 
@@ -77,7 +78,8 @@ def _length(option: Option) -> str:
         return f"max_model_len {length:,}, as it was set"
     total = load.prompt.p99 + load.output.p99
     how = "the model's context" if length == option.wish.model.context_tokens else "rounded up to 256"
-    return f"max_model_len {length:,}: prompt and output p99 are {total:,} tokens together, {how}"
+    together = " together" if load.output.p99 else ""
+    return f"max_model_len {length:,}: {p99_told(option.wish)} {total:,} tokens{together}, {how}"
 
 
 def _seats(option: Option) -> str:

@@ -72,6 +72,8 @@ class Load:
 
 def _points(lengths: Lengths) -> list[tuple[float, float]]:
     """Return lengths with their probabilities; one where p50 and p99 are the same."""
+    if lengths.p50 <= 0:
+        return [(0.0, 1.0)]
     spread = math.log(lengths.p99 / lengths.p50) / _P99
     if spread <= 0:
         return [(float(lengths.p50), 1.0)]
