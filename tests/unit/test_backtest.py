@@ -79,7 +79,7 @@ def test_memory_of_the_record_wins_over_the_cards() -> None:
     ("change", "words"),
     [
         ({"engine": "tgi"}, "the engine 'tgi' is not known; known are vllm, sglang, tensorrt-llm"),
-        ({"engine": None}, "the engine '' is not known"),
+        ({"engine": None}, "the record has no engine"),
         ({"engine_version": None}, "the record has no engine version"),
         ({"engine_version": "0.4.x"}, "the version is not known: sglang 0.4.x lies in more than one set"),
         ({"engine_version": "main"}, "the version is not known"),
@@ -260,6 +260,14 @@ def test_a_length_that_is_not_said_widens_the_band_where_the_tokens_follow_from_
     dense = {**hybrid, "model": LLAMA["model"]}
     unsaid, said = backtest.run([dense, {**dense, "max_model_len": 131_072}])["records"]
     assert unsaid["band"] == said["band"]
+
+
+@pytest.mark.parametrize("version", ["nightly", "main", "rocm nightly"])
+def test_a_build_without_a_day_is_of_the_record_s(version: str) -> None:
+    said = {**LLAMA, "engine": "vllm", "engine_version": version}
+    assert not backtest.run([said])["records"][0]["judged"]
+    dated = records.read({**said, "date": "2026-05-28"})
+    assert dated.constants == versions.resolve("vllm", "2026-05-28")
 
 
 def test_such_tokens_are_judged_by_their_bytes_where_these_were_printed() -> None:

@@ -160,7 +160,7 @@ def _large(path: Path) -> None:
         (lambda path: path.write_text('{"a": -Infinity}'), "FILE is not JSON: -Infinity is no number of JSON."),
         (lambda path: path.write_text("[1]"), "FILE is not a JSON object."),
         (lambda path: path.write_text("{"), "FILE is not JSON: Expecting property name enclosed in double quotes"),
-        (lambda path: path.write_text('{"a": %s}' % ("9" * 5000)), "FILE is not JSON: Exceeds the limit"),
+        (lambda path: path.write_text('{"a": %s}' % ("9" * 5000)), "FILE is not JSON: a number has 5000 digits"),
         (_deep, "FILE is nested too deeply."),
         (_binary, "FILE is not UTF-8 text."),
         (_large, "FILE is larger than 64 MiB."),

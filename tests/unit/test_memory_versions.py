@@ -18,6 +18,15 @@ def test_releases_are_ordered_as_they_came_out() -> None:
         ("0.5.5-0.5.6", "sglang 0.5.4.post1 to before 0.5.8"),
         ("0.5.20+", "sglang 0.5.20 to 0.5.23"),
         ("nightly 2026-02-26", "sglang 0.5.9 to before 0.5.10"),
+        ("main (2026-02-26)", "sglang 0.5.9 to before 0.5.10"),
+        ("2026-02-26 main", "sglang 0.5.9 to before 0.5.10"),
+        ("nightly-20260226", "sglang 0.5.9 to before 0.5.10"),
+        (">= 0.5.20", "sglang 0.5.20 to 0.5.23"),
+        ("SGLang v0.5.10", "sglang 0.5.10 to before 0.5.11"),
+        ("v0.5.10-cu126", "sglang 0.5.10 to before 0.5.11"),
+        ("0.5.10-rc2", "sglang 0.5.9 to before 0.5.10"),
+        ("v0.5.10-12-gabcdef0", "sglang 0.5.10 to before 0.5.11"),
+        ("0.5.11rc0.dev123+gabcdef0", "sglang 0.5.10 to before 0.5.11"),
     ],
 )
 def test_what_lies_in_one_set_resolves(text: str, name: str) -> None:

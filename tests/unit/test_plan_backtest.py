@@ -67,3 +67,32 @@ def test_a_file_without_runs_is_one_sentence(tmp_path: Path, text: str) -> None:
         f"{path} holds no list of runs; give a JSON list of objects with id, engine, engine_version, model, gpu, "
         "observed ... (docs/planner-accuracy.md)."
     ]
+
+
+def test_every_entry_is_answered_by_its_own_id(tmp_path: Path) -> None:
+    path = tmp_path / "runs.json"
+    entries = [{"id": 7}, 5, None, [], {"id": " "}, {"id": "seven", "engine": "vllm"}, {"id": {"a": 1}}]
+    path.write_text(json.dumps(entries))
+    result, _ = main.run(["plan", "backtest", str(path), "--json"], screen=Screen())
+    assert [one["id"] for one in result.data["records"]] == [7, None, None, None, None, "seven", None]
+    assert result.data["records"][1]["reason"] == "the record is not an object"
+    assert result.data["records"][0]["reason"] == "the record has no engine; known are vllm, sglang, tensorrt-llm"
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "sentence"),
+    [
+        ("", "", "no file is named; name one; - is standard input."),
+        ("number.json", f"[{'9' * 5000}]", "number.json is not JSON: a number has 5000 digits."),
+        ("x" * 5000, None, f"{'x' * 40}... (5000 characters) cannot be read: File name too long."),
+    ],
+)
+def test_what_cannot_be_read_is_one_short_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, text: str | None, sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if path and text is not None:
+        Path(path).write_text(text)
+    result, _ = main.run(["plan", "backtest", path], screen=Screen())
+    assert result.exit == Exit.REFUSED
+    assert [one.sentence() for one in result.failures] == [sentence]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gpuready.cli.reading import json_of
+from gpuready.cli.reading import called, json_of
 from gpuready.cli.screen import Screen
 from gpuready.cli.verb import Call, Option
 from gpuready.cli.writing import write
@@ -22,12 +22,15 @@ _SHORT = ("runs", "kind", "judged", "weights", "9 of 10", "KV", "9 of 10", "in b
 
 
 def records_of(path: str) -> list[Mapping[str, Any]]:
-    """Return the runs that a file holds: a list of objects, or an object with such a list under `records`."""
+    """Return the runs that a file holds: a list of objects, or an object with such a list under `records`.
+
+    Entries that are no objects are answered among the others, where there are others.
+    """
     given = json_of(path)
     found = given.get("records") if isinstance(given, dict) else given
-    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+    if not isinstance(found, list) or (found and not any(isinstance(one, dict) for one in found)):
         fields = "id, engine, engine_version, model, gpu, observed ... (docs/planner-accuracy.md)"
-        what = f"{path} holds no list of runs"
+        what = f"{called(path)} holds no list of runs"
         raise Refusal(Failure("plan.runs", what, "", f"give a JSON list of objects with {fields}"))
     return found
 

@@ -13,13 +13,27 @@ LARGEST = 64 * 1024**2
 """Bytes of a file that is read: far beyond every configuration and every table of runs."""
 
 
+_LONGEST_PATH = 300
+_LONGEST_NUMBER = 1000
+"""Digits; Python itself refuses to read more than 4300."""
+
+
+def called(path: str) -> str:
+    """Return what sentences call a file that was named on the command line."""
+    if path == "-":
+        return "standard input"
+    return path if len(path) <= _LONGEST_PATH else f"{path[:40]}... ({len(path)} characters)"
+
+
 def text_of(path: str) -> str:
     """Return the text of a file; `-` is standard input.
 
     Raises:
         Refusal: when it cannot be read, is too large or is no text.
     """
-    where = "standard input" if path == "-" else path
+    where = called(path)
+    if not path:
+        raise Refusal(Failure("input.unreadable", "no file is named", "", "name one; - is standard input"))
     try:
         if path == "-":
             return "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
@@ -37,12 +51,12 @@ def text_of(path: str) -> str:
 
 def json_of(path: str) -> Any:
     """Return what a JSON file holds; an empty one holds None."""
-    return _parsed(text_of(path), "standard input" if path == "-" else path)
+    return _parsed(text_of(path), called(path))
 
 
 def _parsed(text: str, where: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_no_number) if text.strip() else None
+        return json.loads(text, parse_constant=_no_number, parse_int=_whole_number) if text.strip() else None
     except RecursionError as error:
         raise Refusal(Failure("input.not_json", f"{where} is nested too deeply")) from error
     except ValueError as error:
@@ -53,13 +67,19 @@ def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number of JSON")
 
 
+def _whole_number(digits: str) -> int:
+    if len(digits) > _LONGEST_NUMBER:
+        raise ValueError(f"a number has {len(digits)} digits")
+    return int(digits)
+
+
 def object_of(path: str) -> dict[str, Any]:
     """Return the JSON object that a file holds; an empty one is an empty object."""
     value = json_of(path)
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise Refusal(Failure("input.not_object", f"{'standard input' if path == '-' else path} is not a JSON object"))
+        raise Refusal(Failure("input.not_object", f"{called(path)} is not a JSON object"))
     return value
 
 

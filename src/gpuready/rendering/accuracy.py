@@ -149,7 +149,7 @@ def _runs(answers: Sequence[Mapping[str, Any]]) -> str:
         seen, (low, high) = one["observed"]["kv_tokens"], one["band"]["kv_tokens"]
         rows.append(
             [
-                one["id"],
+                str(one["id"]),
                 f"{one['engine']} {one['engine_version']}",
                 one["model"],
                 one["gpu"],

@@ -14,7 +14,7 @@ from typing import Any
 
 from gpuready.planning.accuracy import calibration
 from gpuready.planning.accuracy.records import ENGINES as ENGINE_NAMES
-from gpuready.planning.accuracy.records import Case, NotJudged, read, text
+from gpuready.planning.accuracy.records import Case, NotJudged, identity, read, text
 from gpuready.planning.memory.estimate import ENGINES
 from gpuready.planning.memory.run import GIB, Estimate, Range
 from gpuready.planning.memory.versions import ConstantSet
@@ -127,7 +127,7 @@ def run(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             rows.append(_refused(record, f"the arithmetic failed on this record: {failure!r}"))
             continue
         judged.append(one)
-        rows.append(_row(one))
+        rows.append({**_row(one), "id": identity(record)})
     return {"records": rows, "summary": _summary(rows, judged)}
 
 
@@ -183,7 +183,7 @@ def _refused(record: Any, reason: str) -> dict[str, Any]:
     known = record if isinstance(record, Mapping) else {}
     engine = text(known, "engine")
     return {
-        "id": text(known, "id") or None,
+        "id": identity(record),
         "engine": ENGINE_NAMES.get(engine.lower(), engine) or None,
         "engine_version": text(known, "engine_version") or None,
         "model": text(known, "model") or None,
@@ -382,5 +382,5 @@ def points(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, flo
         seen = row["observed"]["kv_tokens"] if row["judged"] else None
         predicted = row["predicted"]["kv_tokens"]
         if seen and predicted:
-            found.setdefault(row["engine"], []).append((seen, predicted, row["id"]))
+            found.setdefault(row["engine"], []).append((seen, predicted, str(row["id"])))
     return found

@@ -6,6 +6,7 @@ A record may hold anything. What is not as it should be is null; what cannot be 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -38,6 +39,9 @@ _USUAL_COMPUTE = 8.0
 """Of a card that is known by its memory alone."""
 _LOADED_AS = ("fp8", "bitsandbytes")
 """Formats that engines make while they load."""
+_UNDATED = re.compile(
+    r"(?:(?:rocm|cuda|docker|v1)[ -]*)?(?:nightly|main|master|dev|latest)(?:[ -]*build)?", re.IGNORECASE
+)
 _UNNAMED_SOURCES = ("", "not recorded", "public log, repository not recorded")
 
 
@@ -101,6 +105,14 @@ def number(record: Mapping[str, Any], key: str, least: float = -_MOST, most: flo
     return value if least <= value <= most else None
 
 
+def identity(record: object) -> str | int | None:
+    """Return a record's id as it stands there, where it is a text or a whole number."""
+    value = record.get("id") if isinstance(record, Mapping) else None
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    return value[:_LONGEST_TEXT] if isinstance(value, str) and value.strip() else None
+
+
 def whole(record: Mapping[str, Any], key: str) -> int | None:
     """Return a field as a whole number above 0, None where it is none."""
     value = number(record, key, 1)
@@ -119,6 +131,8 @@ def read(record: Mapping[str, Any]) -> Case:
     if not isinstance(record, Mapping):
         raise NotJudged("the record is not an object")
     engine = ENGINES.get(text(record, "engine").lower())
+    if engine is None and not text(record, "engine"):
+        raise NotJudged("the record has no engine; known are vllm, sglang, tensorrt-llm")
     if engine is None:
         raise NotJudged(f"the engine {text(record, 'engine')!r} is not known; known are vllm, sglang, tensorrt-llm")
     version, constants = _version(record, engine)
@@ -126,12 +140,13 @@ def read(record: Mapping[str, Any]) -> Case:
     device = _device(record)
     source = text(record, "source")
     named = source if source.lower() not in _UNNAMED_SOURCES else ""
-    identity = text(record, "id") or "without id"
+    name = identity(record)
+    called = "without id" if name is None else str(name)
     observed = record.get("observed")
     observed = observed if isinstance(observed, Mapping) else {}
     figures = {key: number(observed, key) for key in observed if isinstance(key, str)}
     return Case(
-        id=identity,
+        id=called,
         engine=engine,
         version=version,
         constants=constants,
@@ -141,19 +156,24 @@ def read(record: Mapping[str, Any]) -> Case:
         run=_run(record, engine, version, model),
         observed={key: value for key, value in figures.items() if value is not None},
         outcome=text(record, "outcome"),
-        source=named or f"record {identity}",
-        repository=_repository(named) or f"record {identity}",
+        source=named or f"record {called}",
+        repository=_repository(named) or f"record {called}",
         assumed=(*assumed, *_assumed(record)),
     )
 
 
 def _version(record: Mapping[str, Any], engine: str) -> tuple[str, ConstantSet]:
-    """Return the version as it is said and its constants; a build known by its month is placed by the record's day."""
+    """Return the version as it is said and its constants.
+
+    A build known by its month is placed by the record's day, and so is one known as a nightly or of the main branch.
+    """
     said = text(record, "engine_version")
     if not said:
         raise NotJudged("the record has no engine version")
     day = text(record, "date")
-    tries = [said, day] if said[:4].isdigit() and len(day) == len("2026-08-14") and day.startswith(said[:7]) else [said]
+    whole_day = len(day) == len("2026-08-14")
+    dated = whole_day and (_UNDATED.fullmatch(said) or (said[:4].isdigit() and day.startswith(said[:7])))
+    tries = [said, day] if dated else [said]
     refusals = []
     for one in tries:
         try:

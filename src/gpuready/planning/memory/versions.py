@@ -11,8 +11,13 @@ from typing import Any
 from gpuready import catalog
 from gpuready.planning.memory.run import Range
 
-_RELEASE = re.compile(r"v?(\d+(?:\.\d+){1,3})(?:\.?(rc|post|dev|a|b)(\d+))?(?:\+[\w.]+)?$")
-_DAY = re.compile(r"(?:(?:nightly|dev|main)[ -]*)?(20\d\d-\d\d)(-\d\d)?$")
+_RELEASE = re.compile(r"v?(\d+(?:\.\d+){1,3})(?:\.?(rc|post|dev|a|b)(\d+))?(?:\.dev\d+)?(?:\+[\w.]+)?$")
+_DAY = re.compile(
+    r"(?:(?:nightly|dev|main|master)[ @:(-]*)?(20\d\d)-?(\d\d)(?:-?(\d\d))?\)?(?: (?:nightly|main|master))?$"
+)
+_NAMES = re.compile(r"(?:vllm|sglang|tensorrt[-_ ]?llm|trt[-_]?llm)[\s:=@/-]*")
+_BUILD = re.compile(r"-\d+-g[0-9a-f]{6,40}$|-(?:cu|cuda|rocm|py)\d[\w.-]*$|-(?=(?:rc|post|dev|a|b)\d)")
+"""What git and images add to a release, and a hyphen before its stage."""
 _ABOUT = re.compile(r"(\d+)\.(\d+)-ish$")
 _LAST = 1 << 20
 
@@ -56,17 +61,19 @@ def resolve(engine: str, text: str) -> ConstantSet:
     """Return the one set of constants that holds for all of what `text` names.
 
     `text`: a release (0.19.1), a series (0.8.x), a range (0.8-0.9), everything from a release on (0.21+), a series or
-    one of its neighbours (0.13-ish), or a build of the main branch by its day or month (nightly 2026-08-14).
+    one of its neighbours (0.13-ish), or a build of the main branch by its day or month (nightly 2026-08-14); the
+    engine's name before it, and what git and images add to it (0.19.0-cu126), say nothing.
 
     Raises:
         Unresolved: when the engine is not known, the text names no version, or more than one set holds for it.
     """
     sets = _sets(engine)
-    shown = f"{engine} {text.strip()[:40]}"
-    day = _DAY.match(text.strip())
+    text = _BUILD.sub("", _NAMES.sub("", text.strip().lower(), count=1))
+    shown = f"{engine} {text[:40]}"
+    day = _DAY.match(text)
     span, until = None, ""
     if day:
-        first, until = (day[0][-10:],) * 2 if day[2] else (f"{day[1]}-01", f"{day[1]}-31")
+        first, until = (f"{day[1]}-{day[2]}-{day[3] or end}" for end in ("01", "31"))
         older = [made for _, released, made in sets if released <= first]
         holding = [made for _, released, made in sets if released <= until]
     else:
@@ -128,8 +135,8 @@ def _releases(text: str, newest: Version) -> tuple[Version, Version] | None:
     if about := _ABOUT.match(text):
         major, minor = int(about[1]), int(about[2])
         span = _releases(f"{major}.{max(0, minor - 1)}-{major}.{minor + 1}", newest)
-    elif text.endswith("+"):
-        first = parse(text[:-1])
+    elif text.endswith("+") or text.startswith((">=", "\u2265")):
+        first = parse(text.strip(">=\u2265+ "))
         span = (first, newest) if first else None
     elif "-" in text:
         parts = [_releases(part, newest) for part in text.split("-", 1)]
