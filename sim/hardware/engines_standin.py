@@ -55,9 +55,7 @@ def planned_bytes(root: Path, deployment: str, release: str) -> int | None:
     """Return what the plan of a release says that an engine holds on one GPU."""
     try:
         plan = json.loads((root / "var/lib/gpuready/releases" / deployment / release / "plan.json").read_text())
-        memory = plan["memory"]
-        # Plans of the first schema call what an engine allows itself so.
-        return int(float(memory["budget_gib"] if "budget_gib" in memory else memory["requested_gib"]) * GIB)
+        return int(float(plan["memory"]["budget_gib"]) * GIB)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

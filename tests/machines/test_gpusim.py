@@ -109,7 +109,7 @@ cd /etc/systemd/system
 printf '[Service]\nExecStart=/bin/bash -c "exec -a VLLM::EngineCore sleep 600"\n' > gpuready-engine@.service
 mkdir -p /run/gpuready/chat.0 /var/lib/gpuready/releases/chat/1
 printf 'GPUREADY_RELEASE=1\nGPUREADY_GPU_UUIDS=%s\n' "$1" > /run/gpuready/chat.0/devices.env
-echo '{"memory": {"requested_gib": 71.25}}' > /var/lib/gpuready/releases/chat/1/plan.json
+echo '{"memory": {"budget_gib": 71.25}}' > /var/lib/gpuready/releases/chat/1/plan.json
 systemctl daemon-reload
 systemctl start gpuready-engine@chat.0.service
 """
@@ -145,7 +145,7 @@ def test_a_real_engine_shows_up_too(finished: Machine) -> None:
     held = {index: gpu.all("process") for index, gpu in enumerate(gpus) if gpu.all("process")}
     assert list(held) == one["replicas"][0]["gpus"]
     ((line,),) = held.values()
-    assert int(line.split()[1]) == int(one["memory"]["requested_gib"] * 2**30)
+    assert int(line.split()[1]) == int(one["memory"]["budget_gib"] * 2**30)
 
 
 def test_new_servers_have_gpus_of_their_own_and_copies_keep_theirs(sim: Sim, machines: Factory) -> None:

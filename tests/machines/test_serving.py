@@ -275,6 +275,18 @@ def test_a_wrong_figure_of_the_plan_is_said(finished_clone: Machine) -> None:
 
 
 @pytest.mark.long
+def test_every_replica_has_its_own_figures(finished_clone: Machine, play: Callable[..., Any]) -> None:
+    machine = finished_clone
+    two = declared(deployment("chat", gpus=2))
+    played = play(machine, "playbooks/serving.yml", two)
+    assert played.rc == 0, played.stdout
+    for replica in ("chat.0", "chat.1"):
+        assert re.search(rf"note: {re.escape(replica)}: planned .*{re.escape(MEASURED)}", played.stdout), played.stdout
+        assert replicas(machine)[replica]["kv_cache"]["within_band"] is True
+    assert play(machine, "playbooks/serving.yml", two).recap["h100-sg-01"]["changed"] == 0
+
+
+@pytest.mark.long
 def test_figures_that_cannot_be_read_keep_no_engine_from_serving(finished_clone: Machine) -> None:
     machine = finished_clone
     wait_until_serving(machine)

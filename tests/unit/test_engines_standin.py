@@ -22,7 +22,7 @@ def write(root: Path, name: str, text: str) -> None:
 def root(tmp_path: Path) -> Path:
     """A machine whose engine chat.0 runs on GPU 1, planned with 63.29 GiB."""
     engine(tmp_path, {20: "/opt/gpuready/python -m vllm", 30: "python -c from multiprocessing.spawn import x"}, "GPU-1")
-    write(tmp_path, "var/lib/gpuready/releases/chat/4/plan.json", json.dumps({"memory": {"requested_gib": 63.29}}))
+    write(tmp_path, "var/lib/gpuready/releases/chat/4/plan.json", json.dumps({"memory": {"budget_gib": 63.29}}))
     return tmp_path
 
 
@@ -59,12 +59,6 @@ def test_which_process_holds_which_gpu(root: Path, processes: dict[int, str], uu
     engine(root, processes, uuids)
     found = engines_standin.wanted(root, GPUS)
     assert found == {gpu: {f"{pid} {PLANNED} compute - -"} for gpu, pid in held.items()}
-
-
-def test_a_plan_of_the_second_schema_names_its_budget(root: Path) -> None:
-    memory = {"budget_gib": 63.29, "total_gib": 79.19}
-    write(root, "var/lib/gpuready/releases/chat/4/plan.json", json.dumps({"memory": memory}))
-    assert engines_standin.wanted(root, GPUS) == {"gpu 1": {f"30 {PLANNED} compute - -"}}
 
 
 def test_what_no_plan_tells_is_not_made_up(root: Path) -> None:
