@@ -10,7 +10,7 @@ from tests.unit.planning_options import DEVICE, option
 
 from gpuready.cli import plan_table
 from gpuready.cli.screen import Screen
-from gpuready.planning.compare import Answer, Candidate, Row, compare
+from gpuready.planning.compare import Answer, Candidate, Rates, Row, compare
 from gpuready.planning.compare.cost import Price, per_million
 from gpuready.planning.compare.recommend import rank
 from gpuready.planning.memory.run import Device
@@ -30,7 +30,7 @@ def price(place: Place) -> Price | None:
     return Price(1000.0 * place.count, 1500.0 * place.count, "CNY", "list") if place.device is DEVICE else None
 
 
-def rows(*places: Place, rates: dict[str, float] | None = None) -> list[Row]:
+def rows(*places: Place, rates: Rates | None = None) -> list[Row]:
     return compare([Candidate(WISH, place) for place in places], ask, price, rates or {})
 
 
@@ -61,20 +61,28 @@ def test_a_place_is_whole_or_a_slice_or_shared(place: Place, shape: str, where: 
 def test_a_million_tokens_cost_what_a_month_costs_over_what_it_makes() -> None:
     # 1000 tokens/s for 30 days are 2592 million.
     assert per_million(Price(2592.0, 5184.0, "CNY"), 1000.0) == Price(1.0, 2.0, "CNY")
-    (found,) = rows(Place(DEVICE, 1), rates={"*": 500.0})
+    (found,) = rows(Place(DEVICE, 1), rates={None: 500.0})
     assert found.cost_per_million is not None
     assert found.cost_per_million.low == pytest.approx(1000 / (500 * 2.592))
 
 
 def test_a_rate_of_the_card_wins_and_without_a_rate_no_cost_is_said() -> None:
-    (found,) = rows(Place(DEVICE, 1), rates={"h100-80gb-sxm": 100.0, "*": 500.0})
+    (found,) = rows(Place(DEVICE, 1), rates={("h100-80gb-sxm", 1): 100.0, None: 500.0})
     assert found.tokens_per_second == 100.0
-    (found,) = rows(Place(DEVICE, 1), rates={"t4": 100.0})
+    (found,) = rows(Place(DEVICE, 1), rates={("t4", 1): 100.0})
     assert (found.tokens_per_second, found.cost_per_million) == (None, None)
 
 
+def test_a_rate_of_a_card_says_nothing_of_a_slice_a_part_or_another_number() -> None:
+    slice_ = replace(DEVICE, name="h100-80gb-sxm:3g.40gb")
+    places = (Place(DEVICE, 1), Place(slice_, 1), Place(DEVICE, 1, shared_gib=20.0), Place(DEVICE, 8))
+    found = rows(*places, rates={("h100-80gb-sxm", 1): 2400.0, ("h100-80gb-sxm:3g.40gb", 1): 900.0})
+    assert [one.tokens_per_second for one in found] == [2400.0, 900.0, None, None]
+    assert [one.cost_per_million is not None for one in found] == [True, False, False, False]
+
+
 def test_without_a_price_no_cost_is_said() -> None:
-    (found,) = rows(Place(replace(DEVICE, name="b200-180gb-sxm"), 1), rates={"*": 1.0})
+    (found,) = rows(Place(replace(DEVICE, name="b200-180gb-sxm"), 1), rates={None: 1.0})
     assert (found.price, found.cost_per_million) == (None, None)
 
 
@@ -155,7 +163,7 @@ def test_tokens_are_short(count: int | None, text: str) -> None:
 
 def test_a_table_fits_and_says_once_what_is_the_same() -> None:
     other = Device("rtx-pro-6000-96gb", 94.97, 12.0)
-    found = rows(Place(DEVICE, 1), Place(other, 8), rates={"*": 1000.0})
+    found = rows(Place(DEVICE, 1), Place(other, 8), rates={None: 1000.0})
     lines = plan_table.table(found, 64, Screen())
     assert " ".join(lines[:2]) == (
         "model meta-llama/Llama-3.1-8B-Instruct, engine vllm 0.19.1, weights as published, 64 of 64 requests at once"

@@ -75,6 +75,35 @@ def test_a_format_that_engines_make_while_loading_is_not_the_checkpoint_s(word: 
     assert (read.weight_bits if read is not None else None) == bits
 
 
+@pytest.mark.parametrize("word", [*known.FORMATS, "GPTQ-Int4", "fp8-dynamic", "bitsandbytes"])
+def test_a_format_that_is_asked_for_is_a_checkpoint_in_it(word: str) -> None:
+    model = known.find("Qwen/Qwen3-8B")
+    assert model is not None
+    made = known.sizes(known.in_format(model, word))
+    if word == "bf16":
+        assert made == known.facts("Qwen/Qwen3-8B")
+        return
+    assert made.quantization is not None
+    assert made.weight_bytes < 0.6 * known.facts("Qwen/Qwen3-8B").weight_bytes
+    assert any(one.startswith("a checkpoint made the usual way: ") for one in made.assumptions)
+
+
+def test_a_format_that_is_asked_for_takes_the_place_of_the_published_one() -> None:
+    model = known.find("deepseek-ai/DeepSeek-V3")
+    assert model is not None
+    assert known.in_format(model, "fp8") is model
+    assert known.sizes(known.in_format(model, "awq")).quantization == known.facts("Qwen/Qwen3-8B", "awq").quantization
+    assert known.sizes(known.in_format(model, "bf16")).quantization is None
+
+
+@pytest.mark.parametrize("word", ["nonsense", "gguf", "awq-nonsense", "q4_k_m", "", "static"])
+def test_a_format_that_nobody_knows_is_refused(word: str) -> None:
+    model = known.find("Qwen/Qwen3-8B")
+    assert model is not None
+    with pytest.raises(UnknownModel, match=r"no format is known as .*; known are awq, gptq, fp8, "):
+        known.in_format(model, word)
+
+
 def test_a_checkpoint_s_own_format_stays() -> None:
     read = known.facts("openai/gpt-oss-20b", "mxfp4").quantization
     assert read is not None

@@ -272,6 +272,9 @@ def test_weights_in_the_folder_are_read_by_their_headers(tmp_path: Path) -> None
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(size))
     found = asked.model(str(tmp_path), None, None).facts
     assert (found.weights_from, found.weight_bytes) == ("headers", size)
+    with pytest.raises(Refusal, match=r"'awq' contradicts the weights beside .*: they are in another format; "):
+        asked.model(str(tmp_path), None, "awq")
+    assert asked.model(str(tmp_path), None, "bf16").facts == found
     (tmp_path / "model.safetensors").write_bytes(b"short")
     with pytest.raises(Refusal, match=r"model\.safetensors is not a whole safetensors file"):
         asked.model(str(tmp_path), None, None)
@@ -392,6 +395,16 @@ def test_pictures_are_written_and_named(asks: list[tuple[Wish, Place]], tmp_path
     assert said("make", "--model", LLAMA, "--gpu", "h100", "--svg", str(tmp_path / "no" / "p.svg")) == [
         f"{tmp_path}/no/p.svg cannot be written: No such file or directory."
     ]
+
+
+def test_a_format_is_a_checkpoint_in_it_also_of_a_config_alone_but_not_against_weights(tmp_path: Path) -> None:
+    assert asked.model(LLAMA, None, "fp8").facts.quantization is not None
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    found = asked.model(None, str(tmp_path / "config.json"), "awq").facts
+    assert found.quantization is not None
+    assert found.quantization.method == "awq"
+    (unknown,) = said("make", "--model", LLAMA, "--gpu", "h100", "--quantization", "nonsense")
+    assert unknown.startswith("--quantization = 'nonsense' is refused: no format is known as 'nonsense'; known are ")
 
 
 # ------------------------------------------------------------------------------------ compare, recommend

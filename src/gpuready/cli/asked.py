@@ -19,7 +19,7 @@ from gpuready.planning import support
 from gpuready.planning.memory import device, versions
 from gpuready.planning.memory.run import Draft, Lora, Run
 from gpuready.planning.model import known
-from gpuready.planning.model.config import UnknownModel, read_facts
+from gpuready.planning.model.config import UnknownModel
 from gpuready.planning.model.facts import ModelFacts
 from gpuready.planning.wish import Lengths, Place, Wish, Workload
 
@@ -159,15 +159,15 @@ def model(name: str | None, config: str | None, quantization: str | None) -> Mod
     path = config or (name if name and _is_path(name) else None)
     try:
         if path is not None:
-            return _model_of_path(name if config and name else "", Path(path).expanduser())
-        found = known.find(str(name), quantization)
+            return _model_of_path(name if config and name else "", Path(path).expanduser(), quantization)
+        found = known.find(str(name))
         if found is None:
             near = nearest(str(name), model_ids(), most=4)
             fix = (
                 f"{near} Else give its config.json with --config" if near.endswith("?") else f"{near}; or use --config"
             )
             raise refused("plan.unknown_model", f"--model = {name!r} is not in the catalog", "", fix)
-        return Model(found.id, known.facts(str(name), quantization), found.source)
+        return Model(found.id, _sizes(found, quantization), found.source)
     except ModuleNotFoundError as error:
         what = f"--model = {name!r}: the catalog of models is on the controller only"
         raise refused("plan.no_catalog", what, "", "give the model's config.json with --config") from error
@@ -176,7 +176,21 @@ def model(name: str | None, config: str | None, quantization: str | None) -> Mod
         raise refused("plan.unknown_model", what, str(error).rstrip(".")) from error
 
 
-def _model_of_path(name: str, path: Path) -> Model:
+def _sizes(found: known.Known, quantization: str | None, weights: bool = False) -> ModelFacts:
+    """Return the sizes of a model, in another format than its own where one is asked for; not against its weights."""
+    if quantization is None:
+        return known.sizes(found)
+    try:
+        wanted = known.in_format(found, quantization)
+    except UnknownModel as error:
+        raise refused("plan.format", f"--quantization = {quantization!r} is refused", str(error)) from error
+    if wanted is not found and weights:
+        what = f"--quantization = {quantization!r} contradicts the weights beside {found.source}"
+        raise refused("plan.format", what, "they are in another format", "leave it out, or give --config alone")
+    return known.sizes(wanted)
+
+
+def _model_of_path(name: str, path: Path, quantization: str | None) -> Model:
     file = path / "config.json" if path.is_dir() else path
     read = object_of(str(file))
     weights = sorted(path.glob("*.safetensors")) if path.is_dir() else []
@@ -184,7 +198,8 @@ def _model_of_path(name: str, path: Path) -> Model:
     said = read.get("_name_or_path")
     own = path.resolve().name if path.is_dir() else (path.resolve().parent.name if file.name == "config.json" else "")
     shown = name or (str(said) if isinstance(said, str) and said else own or file.stem)
-    return Model(shown, read_facts(read, size), str(file))
+    found = known.Known(shown, read, size, str(file))
+    return Model(shown, _sizes(found, quantization, bool(weights)), str(file))
 
 
 def _header_bytes(weights: Sequence[Path]) -> int:
@@ -265,13 +280,41 @@ def draft(text: str) -> Draft:
     return Draft(tokens, found.weight_bytes, math.ceil(found.kv_bytes_per_token()))
 
 
-def rate(text: str) -> tuple[str, float]:
-    """Read `TOKENS` or `CARD=TOKENS`: output tokens per second, and for which card; `*` are all others."""
-    card, sign, tokens = text.rpartition("=")
-    found = device.device(card) if sign else None
-    if sign and found is None:
-        raise ValueError(device.refusal(card))
-    return found.name if found else "*", number(0.001, 1e9)(tokens)
+_CARD = re.compile(r"(?:(\d{1,2})x)?(.+?)(?::([1-9]g\.\d{1,3}gb\S*))?")
+
+
+def counted_card(text: str) -> tuple[int | None, str, str | None]:
+    """Read `[COUNTx]CARD[:PROFILE]`: how many, of which card, and slices of which profile; None where it is not said.
+
+    Raises:
+        ValueError: when it is not of that form.
+    """
+    parts = _CARD.fullmatch(text)
+    if parts is None or parts[1] == "0":
+        raise ValueError("the form is CARD, 8xCARD or CARD:PROFILE")
+    return int(parts[1]) if parts[1] else None, parts[2], parts[3]
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Output tokens per second of so many cards or slices together; without a card, of every place."""
+
+    tokens: float
+    card: str | None = None
+    count: int | None = None
+
+
+def rate(text: str) -> Rate:
+    """Read `TOKENS` or `[COUNTx]CARD[:PROFILE]=TOKENS`."""
+    place, sign, tokens = text.rpartition("=")
+    amount = number(0.001, 1e9)(tokens)
+    if not sign:
+        return Rate(amount)
+    count, card, profile = counted_card(place)
+    found = device.device(card, profile)
+    if found is None:
+        raise ValueError(device.refusal(card, profile))
+    return Rate(amount, found.name, count)
 
 
 # ------------------------------------------------------------------------------------------- the options

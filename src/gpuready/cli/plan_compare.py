@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,14 +12,13 @@ from gpuready.cli import asked, plan_table
 from gpuready.cli.verb import Call
 from gpuready.outcome import Refusal, Result
 from gpuready.planning import search
-from gpuready.planning.compare import Answer, Candidate, Prices, Row, compare, row
+from gpuready.planning.compare import Answer, Candidate, Prices, Rates, Row, compare, row
 from gpuready.planning.compare.prices import price
 from gpuready.planning.compare.recommend import Ranking, rank
 from gpuready.planning.memory import device
 from gpuready.planning.memory.run import GIB
 from gpuready.planning.wish import Place, Wish
 
-_CARD = re.compile(r"(?:(\d{1,2})x)?(.+?)(?::([1-9]g\.\d{1,3}gb\S*))?")
 COUNTS = (1, 2, 4, 8)
 """Numbers of GPUs that servers have, and over which models can be split."""
 SHARES = (3, 2)
@@ -47,14 +45,18 @@ def ask_quickly(wish: Wish, place: Place) -> Answer:
 
 def place(text: str, count: int) -> Place:
     """Read `[COUNTx]CARD[:PROFILE]`."""
-    parts = _CARD.fullmatch(text)
-    if parts is None or parts[1] == "0":
-        raise asked.refused("plan.card", f"--gpu = {text!r} is refused", "the form is CARD, 8xCARD or CARD:PROFILE")
-    return asked.place(parts[2], int(parts[1] or count), parts[3])
+    try:
+        own, card, profile = asked.counted_card(text)
+    except ValueError as error:
+        raise asked.refused("plan.card", f"--gpu = {text!r} is refused", str(error)) from error
+    return asked.place(card, own or count, profile)
 
 
-def _rates(call: Call) -> dict[str, float]:
-    return dict(call.options["rate"] or [])
+def _rates(call: Call) -> Rates:
+    """Return rates by place; one of a card without a number is of as many as a card of --gpu without one."""
+    usual = call.options.get("gpus", 1)
+    said: list[asked.Rate] = call.options["rate"] or []
+    return {(one.card, one.count or usual) if one.card else None: one.tokens for one in said}
 
 
 def _priced(call: Call) -> Prices:

@@ -60,7 +60,8 @@ _HOST = Option(
 )
 _RATE = Option(
     "rate",
-    "output tokens per second that were measured or promised, for all cards or for one; gives the cost of a million",
+    "output tokens per second that were measured or promised, for everything or for one of --gpu, e.g. 8xh100=9000 or "
+    "h100:3g.40gb=900; gives the cost of a million",
     "[CARD=]TOKENS",
     asked.rate,
     repeatable=True,

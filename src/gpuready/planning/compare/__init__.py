@@ -15,6 +15,8 @@ Answer = tuple[Option | None, str]
 """The best option, or None and why there is none."""
 Ask = Callable[[Wish, Place], Answer]
 Prices = Callable[[Place], Price | None]
+Rates = Mapping[tuple[str, int] | None, float]
+"""Output tokens per second of so many cards or slices of one key together; None: of every place that has none."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +86,18 @@ def shape(place: Place) -> str:
     return "mig" if ":" in place.device.name else "whole"
 
 
-def row(candidate: Candidate, ask: Ask, prices: Prices, rates: Mapping[str, float]) -> Row:
-    """Return what a candidate comes to; `rates` are output tokens per second by card key, `*` for all others."""
+def _rate(place: Place, rates: Rates) -> float | None:
+    """Return the rate of a place: one of a whole card says nothing of its slices, of a part, or of eight cards."""
+    own = rates.get((place.device.name, place.count)) if place.shared_gib is None else None
+    return own if own is not None else rates.get(None)
+
+
+def row(candidate: Candidate, ask: Ask, prices: Prices, rates: Rates) -> Row:
+    """Return what a candidate comes to."""
     wish, place = candidate.wish, candidate.place
     found, refusal = ask(wish, place)
-    key = place.device.name.partition(":")[0]
     price = prices(place)
-    rate = rates.get(key, rates.get("*")) if found else None
+    rate = _rate(place, rates) if found else None
     own = wish.model.quantization.method if wish.model.quantization else ""
     made = (found.run.quantization if found else "") or ""
     return Row(
@@ -102,7 +109,7 @@ def row(candidate: Candidate, ask: Ask, prices: Prices, rates: Mapping[str, floa
         memory_gib=round((place.shared_gib or place.device.total_gib) * place.count, 2),
         engine=wish.engine,
         version=wish.version,
-        quantization=made or own or candidate.quantization,
+        quantization=made or candidate.quantization or own,
         requests=found.concurrency if found else None,
         possible=found.possible if found else None,
         kv_tokens=int(found.estimate.kv_tokens.value) * found.replicas if found else None,
@@ -114,6 +121,6 @@ def row(candidate: Candidate, ask: Ask, prices: Prices, rates: Mapping[str, floa
     )
 
 
-def compare(candidates: Iterable[Candidate], ask: Ask, prices: Prices, rates: Mapping[str, float]) -> list[Row]:
+def compare(candidates: Iterable[Candidate], ask: Ask, prices: Prices, rates: Rates) -> list[Row]:
     """Return a row for each candidate, in their order."""
     return [row(one, ask, prices, rates) for one in candidates]

@@ -102,6 +102,8 @@ _FORMAT_OF_WORD = {
     "bnb": "bnb",
     "bitsandbytes": "bnb",
 }
+FORMATS = ("awq", "gptq", "fp8", "w8a8", "w8a16", "w4a16", "mxfp4", "nvfp4", "bnb-4bit", "bnb-8bit", "bf16")
+"""Words for formats of checkpoints, one for each, that can be asked for."""
 _BITS = {"w4a4": "nvfp4", "w4a8": "w4a16", "4bit": "w4a16", "8bit": "w8a16"}
 """Formats of words that say bits alone, where no other word says more."""
 _SIXTEEN = frozenset(("bf16", "fp16", "float16", "bfloat16"))
@@ -295,5 +297,36 @@ def facts(name: str, quantization: str | None = None) -> ModelFacts:
     known = find(name, quantization)
     if known is None:
         raise UnknownModel(f"the catalog has no model {shown(name)}; give its config.json instead")
+    return sizes(known)
+
+
+def sizes(known: Known) -> ModelFacts:
+    """Return the sizes of a known model, with what was concluded of it.
+
+    Raises:
+        UnknownModel: when its configuration cannot be read.
+    """
     read = read_facts(known.config, known.weight_bytes)
     return replace(read, assumptions=(*known.assumptions, *read.assumptions))
+
+
+def in_format(known: Known, word: str) -> Known:
+    """Return a checkpoint of a model in the format that a word names, made the usual way; as it is where it is one.
+
+    In contrast to `find`, which reads logs, the word is a wish: fp8 is a checkpoint in FP8, not made while loading.
+
+    Raises:
+        UnknownModel: when no format is known by the word.
+    """
+    words = _words(word)
+    kind = _format(words, None)
+    if kind is None or not all(one in _FORMAT_WORDS for one in words):
+        raise UnknownModel(f"no format is known as {shown(word)}; known are {', '.join(FORMATS)}")
+    wanted = _as_format(known, known.id, kind)
+    before, after = read_facts(known.config).quantization, read_facts(wanted.config).quantization
+    if before and after and (before.method, before.weight_bits) == (after.method, after.weight_bits):
+        return known
+    if kind == _UNQUANTIZED:
+        return wanted
+    said = f"a checkpoint made the usual way: {_CONVENTIONS[kind][0]}, embeddings and head in 16 bits"
+    return replace(wanted, assumptions=(*known.assumptions, said))
