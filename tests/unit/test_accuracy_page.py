@@ -26,9 +26,22 @@ def test_a_page_says_what_a_backtest_found() -> None:
         told = re.search(rf"^\| {row['id']} \|.*$", page, re.MULTILINE)
         assert (told is not None) == row["judged"]
         if told:
-            assert f"{row['predicted']['kv_tokens']:,}" in told[0]
+            by_gib = row["judged_by"] == "kv_cache"
+            shown = f"{row['predicted']['kv_cache_gib']:.2f} GiB" if by_gib else f"{row['predicted']['kv_tokens']:,} t"
+            assert f" {shown}" in told[0]
     for one in result["summary"]["classes"]:
         assert f"| {accuracy.PARTS[one['part']]} | {accuracy.FAMILIES[one['family']]} | {one['judged']} |" in page
+
+
+def test_a_run_whose_tokens_follow_from_a_length_that_is_not_said_is_told_in_gib_and_is_no_mark() -> None:
+    result = backtest.run([one for one in RUNS if one["id"] == "gt197"])
+    (row,) = result["records"]
+    assert row["judged_by"] == "kv_cache"
+    assert row["observed"]["kv_tokens"] == 150_000
+    assert "its tokens follow from a length that is not said" in accuracy.page(result)
+    assert backtest.points(result["records"]) == {}
+    (version,) = result["summary"]["versions"]
+    assert version["bytes_per_token"] == {"rows": 0, "exact": 0}
 
 
 def test_every_table_has_as_many_cells_in_each_line() -> None:

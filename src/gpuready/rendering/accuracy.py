@@ -55,9 +55,11 @@ they name an engine, a version that resolves to one set of constants, a model wh
 or its memory; all else may be missing and is then the engine's default.
 
 Errors are without their sign: the median, and what nine of ten runs stay below. The KV cache is compared by its tokens,
-or by its GiB where the tokens were not printed. A band is where nine of ten measurements are expected; its width is
-half of it, as a part of the prediction. SGLang and TensorRT-LLM start with whatever cache there is; whether a start was
-told right says of them only that something is left for it.
+or by its GiB where the tokens were not printed, or where they follow from a length that the run does not say. A band is
+where nine of ten measurements are expected; its width is half of it, as a part of the prediction. A card that shares
+its memory with the host (GB10) has a band as wide as what the host may use, where the run does not say what was free.
+SGLang and TensorRT-LLM start with whatever cache there is; whether a start was told right says of them only that
+something is left for it.
 
 ![Tokens in the KV cache: predicted against observed](planner-accuracy.svg)
 """
@@ -137,31 +139,54 @@ def _runs(answers: Sequence[Mapping[str, Any]]) -> str:
         "engine",
         "model",
         "card",
-        "KV tokens predicted",
+        "KV cache predicted",
         "observed",
         "off by",
         "band",
         "weights off by",
         "note",
     ]
-    rows = []
-    for one in (answer for answer in answers if answer["judged"]):
-        seen, (low, high) = one["observed"]["kv_tokens"], one["band"]["kv_tokens"]
-        rows.append(
-            [
-                str(one["id"]),
-                f"{one['engine']} {one['engine_version']}",
-                one["model"],
-                one["gpu"],
-                f"{one['predicted']['kv_tokens']:,}",
-                f"{seen:,.0f}" if seen else "-",
-                _percent(None if one["error"]["kv_tokens"] is None else 100 * one["error"]["kv_tokens"], "+"),
-                f"{low:,} to {high:,}",
-                _percent(None if one["error"]["weights"] is None else 100 * one["error"]["weights"], "+"),
-                "starts wrongly told" if one["error"]["fits_right"] is False else "",
-            ]
-        )
+    rows = [
+        [
+            str(one["id"]),
+            f"{one['engine']} {one['engine_version']}",
+            one["model"],
+            one["gpu"],
+            *_cache(one),
+            _percent(None if one["error"]["weights"] is None else 100 * one["error"]["weights"], "+"),
+            _note(one),
+        ]
+        for one in answers
+        if one["judged"]
+    ]
     return _table(head, rows)
+
+
+def _cache(one: Mapping[str, Any]) -> list[str]:
+    """Return the KV cache as predicted and as observed, the error and the band, in what the run is judged by."""
+    figure = one["judged_by"] or "kv_tokens"
+    name, unit, form = ("kv_cache_gib", "GiB", ".2f") if figure == "kv_cache" else ("kv_tokens", "tokens", ",.0f")
+    predicted, seen, error = one["predicted"][name], one["observed"][figure], one["error"][figure]
+    low, high = one["band"][name]
+    return [
+        f"{max(0, predicted):{form}} {unit}",
+        f"{seen:{form}}" if one["judged_by"] else "-",
+        _percent(None if error is None or not one["judged_by"] else 100 * error, "+"),
+        f"{max(0, low):{form}} to {max(0, high):{form}}",
+    ]
+
+
+def _note(one: Mapping[str, Any]) -> str:
+    """Return what else is to be said of a run."""
+    right, starts = one["error"]["fits_right"], one["predicted"]["fits"]
+    notes = []
+    if right is False:
+        notes.append("starts wrongly told")
+    elif right and not starts:
+        notes.append("did not start, as predicted")
+    if one["judged_by"] == "kv_cache" and one["observed"]["kv_tokens"]:
+        notes.append("its tokens follow from a length that is not said")
+    return "; ".join(notes)
 
 
 def _percent(value: float | None, sign: str = "") -> str:

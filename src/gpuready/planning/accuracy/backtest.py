@@ -81,10 +81,10 @@ class Judgement:
         """Return whether the bytes per token are those observed, to the precision to which engines print GiB.
 
         The GPUs of one run differ by a little, and the GiB are printed by one, the tokens counted on the one that holds
-        the fewest. None with pipeline stages, which hold layers of their own.
+        the fewest. None with pipeline stages, which hold layers of their own, and where the tokens cannot be compared.
         """
         error = self.error("bytes_per_token")
-        if error is None or self.case.run.pp > 1:
+        if error is None or self.case.run.pp > 1 or self.kv != "kv_tokens":
             return None
         printed = 2 * _PRINTED_GIB if "k_size_gb" in self.case.observed else _PRINTED_GIB
         precision = printed / self.observed["kv_cache"] + self.estimate.block_tokens / self.observed["kv_tokens"]
@@ -194,6 +194,7 @@ def _refused(record: Any, reason: str) -> dict[str, Any]:
         "error": None,
         "observed": None,
         "judged": False,
+        "judged_by": None,
         "reason": reason,
     }
 
@@ -223,6 +224,7 @@ def _row(one: Judgement) -> dict[str, Any]:
         "error": {figure: _rounded(one.error(figure)) for figure in FIGURES} | {"fits_right": one.fits_right},
         "observed": {figure: _rounded(one.observed.get(figure)) for figure in FIGURES},
         "judged": True,
+        "judged_by": one.kv or None,
         "reason": _reason(one),
     }
 
@@ -376,10 +378,13 @@ def table(classes: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def points(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float, str]]]:
-    """Return by engine what was observed and predicted, with the run's id: tokens of the KV cache, both above 0."""
+    """Return by engine what was observed and predicted, with the run's id: tokens of the KV cache, both above 0.
+
+    Only of runs that are judged by them: where tokens follow from a length that nobody said, they say nothing.
+    """
     found: dict[str, list[tuple[float, float, str]]] = {}
     for row in rows:
-        seen = row["observed"]["kv_tokens"] if row["judged"] else None
+        seen = row["observed"]["kv_tokens"] if row["judged_by"] == "kv_tokens" else None
         predicted = row["predicted"]["kv_tokens"]
         if seen and predicted:
             found.setdefault(row["engine"], []).append((seen, predicted, str(row["id"])))
