@@ -18,7 +18,7 @@ gpuready began with an article of a hosting company on fragmentation of GPU memo
 what it claims of memory, engines, cards and cost, in our words, with a verdict and the evidence for it. Figures are
 recomputed by the planner, for vLLM 0.19.1 with its defaults unless said otherwise, by the function of
 [planning/claims.py](../src/gpuready/planning/claims.py) that stands beside the verdict. Where a claim does not hold,
-gpuready does not act as if it did.
+gpuready does not act as if it did. GB are 10^9 bytes, as in the article; GiB are 2^30. 32K are 32,768 tokens.
 """
 
 
