@@ -13,7 +13,7 @@ from tests.unit.planning_options import DEVICE, ESTIMATE, MODEL, RUN, option
 from gpuready.planning import explain
 from gpuready.planning.explain import rules, steps
 from gpuready.planning.memory.run import Device, Range, Run
-from gpuready.planning.model.facts import ModelFacts
+from gpuready.planning.model.facts import ModelFacts, Quantization
 from gpuready.planning.wish import Option, Place
 
 
@@ -161,7 +161,7 @@ def test_a_step_that_the_card_cannot_do_says_why() -> None:
 
 
 def test_rules_of_thumb_are_told_beside_the_figures() -> None:
-    told = {rule.rule: rule for rule in rules.compare(option())}
+    told = {rule.rule: rule for rule in rules.compare(option(), 6.51)}
     share = told["KV cache at most 40 to 50 % of the card"]
     assert share.holds is False
     # 55.65 of 79.11 GiB; at 50 % it would hold 324,048 tokens.
@@ -170,14 +170,47 @@ def test_rules_of_thumb_are_told_beside_the_figures() -> None:
         "so the rule would only give up 131,855 tokens"
     )
     free = told["leave 10 GB free"]
-    # 10 GB are 9.313 GiB; 2.813 GiB more of 55.65 are 23,046 tokens.
-    assert free.says == "6.50 GiB are nobody's; to leave 10 GB would take 23,046 tokens from the KV cache"
+    # 10 GB are 9.313 GiB; 2.803 GiB more of 55.65 are 22,965 tokens.
+    assert free.says == "6.51 GiB are nobody's; to leave 10 GB would take 22,964 tokens from the KV cache"
     assert told["FP8 on Hopper"].says == (
         "the weights are not quantized; FP8 would free 7.50 GiB on each GPU, 61,406 tokens more"
     )
     assert told["INT4 on T4"].holds is None
     a100 = option(place=Place(Device("a100-40gb-sxm", 39.39, 8.0), 1))
-    assert {rule.rule: rule.holds for rule in rules.compare(a100)}["FP8 on Hopper"] is None
+    assert {rule.rule: rule.holds for rule in rules.compare(a100, 1.0)}["FP8 on Hopper"] is None
+
+
+def test_what_other_deployments_of_a_gpu_have_is_not_told_as_free() -> None:
+    # The deployment takes 72.60 of its part of 74.60 GiB; 4.51 are the others'.
+    shared = explain.explain(option(place=Place(DEVICE, 1, shared_gib=74.6)))
+    free = next(rule for rule in shared.rules if rule.rule == "leave 10 GB free")
+    assert (free.holds, shared.bars[0].gib("others"), shared.bars[0].gib("headroom")) == (False, 4.51, 2.0)
+    assert free.says.startswith("2.00 GiB of its part are nobody's; to leave 10 GB would take ")
+
+
+def test_ten_gb_that_not_even_the_kv_cache_has_are_told_so() -> None:
+    small = option(estimate={"kv": Range.exact(7.0)})
+    free = {rule.rule: rule.says for rule in rules.compare(small, 0.93)}["leave 10 GB free"]
+    assert free == "0.93 GiB are nobody's; to leave 10 GB would take more than the whole KV cache"
+
+
+def test_a_kv_cache_of_given_bytes_is_no_guess() -> None:
+    given = explain.explain(option(run=replace(RUN, kv_bytes=10 * 2**30)))
+    assert given.basis[1].endswith("; the KV cache's bytes are a setting, its tokens follow from them.")
+
+
+@pytest.mark.parametrize(
+    ("run", "quantization", "told"),
+    [
+        (RUN, None, "Instruct on"),
+        (replace(RUN, quantization="fp8"), None, "Instruct in fp8, made while loading, on"),
+        (RUN, Quantization("awq", 4), "Instruct in 4 bits (awq) on"),
+    ],
+)
+def test_the_title_says_what_the_weights_are_in(run: Run, quantization: Quantization | None, told: str) -> None:
+    one = option(run=run)
+    model = replace(one.wish.model, quantization=quantization)
+    assert told in explain.title(replace(one, wish=replace(one.wish, model=model)))
 
 
 def test_an_explanation_is_plain_data_and_back() -> None:

@@ -27,7 +27,7 @@ HOSTILE = '<script>alert("1")</script>\033[31m\u202e'
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> Explanation:
     monkeypatch.setattr(steps, "steps", lambda _: (Step("request", "One more request: 0.1 GiB.", True),))
-    monkeypatch.setattr(rules, "compare", lambda _: (Rule("INT4 on T4", None, "the card is no T4"),))
+    monkeypatch.setattr(rules, "compare", lambda *_: (Rule("INT4 on T4", None, "the card is no T4"),))
     return explain.explain(option())
 
 
@@ -101,6 +101,16 @@ def test_picture_needs_nothing_else_and_follows_light_and_dark(found: Explanatio
     assert "prefers-color-scheme: dark" in text
     assert set(re.findall(r"https?://[^\"<\s]*", text)) == {"http://www.w3.org/2000/svg"}
     assert {"chat", "code"} <= set(re.findall(r">(\w+)</text>", text))
+
+
+def test_a_long_title_goes_on_in_a_second_line_and_a_narrow_deployment_keeps_its_name(found: Explanation) -> None:
+    title = "meta-llama/Llama-3.1-405B-Instruct in 4 bits (wna16) on 8 x H100 SXM5 80GB (TP4, 2 replicas), vllm 0.19.1"
+    small = [replace(part, gib=0.2, owner="moderate") for part in found.bars[0].parts[:1]]
+    bar = replace(found.bars[0], parts=(*(replace(part, owner="chat") for part in found.bars[0].parts), *small))
+    tree = ElementTree.fromstring(plan_page.svg(title, [bar]))  # noqa: S314
+    texts = [(one.get("class"), one.text) for one in tree.iter("{http://www.w3.org/2000/svg}text")]
+    assert " ".join(text or "" for kind, text in texts if kind == "title") == title
+    assert ("label", "moderate") in texts
 
 
 def test_page_says_everything_and_needs_nothing_else(found: Explanation) -> None:
@@ -206,7 +216,9 @@ def test_a_host_shows_its_gpus_first_and_then_each_deployment(found: Explanation
 def test_measured_runs_become_marks_and_unknown_ones_do_not() -> None:
     def answer(name: str, engine: str, observed: float | None, judged: bool = True) -> dict[str, Any]:
         seen = {"kv_tokens": observed} if judged else None
-        return {"id": name, "engine": engine, "judged": judged, "predicted": {"kv_tokens": 110}, "observed": seen}
+        by = "kv_tokens" if observed else None
+        row = {"id": name, "engine": engine, "judged": judged, "judged_by": by}
+        return {**row, "predicted": {"kv_tokens": 110}, "observed": seen}
 
     rows = [answer("a", "vllm", 100.0), answer("b", "sglang", None), answer("c", "tensorrt_llm", 110.0)]
     text = accuracy.picture([*rows, answer("d", "vllm", None, judged=False)])

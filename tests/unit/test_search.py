@@ -95,6 +95,15 @@ def test_nothing_is_lost_unless_it_is_allowed_and_needed() -> None:
     assert search.best(wish(LLAMA_8B, 8, allow_lossy=True), place()).lossy == ()
 
 
+def test_an_older_engine_that_computes_prompts_whole_is_not_said_to_split_them() -> None:
+    load = Workload(Lengths(3000, 3000), Lengths(1000, 1000), 8)
+    old = search.best(wish(version="0.8.5.post1", workload=load), place("v100s-32gb"))
+    assert old.estimate.whole_prompts
+    assert any(reason.startswith("no chunked prefill: its older engine (V0)") for reason in old.reasons)
+    assert "max_num_batched_tokens 4,096: vLLM 0.8.5.post1's own, the longest request and 2,048 at least" in old.reasons
+    assert any(reason.startswith("chunked prefill: ") for reason in search.best(wish(), place()).reasons)
+
+
 def test_card_without_bfloat16_computes_in_float16() -> None:
     found = search.best(wish("Qwen/Qwen2.5-3B-Instruct", 4), place("t4"))
     assert found.run.dtype == "float16"

@@ -19,7 +19,7 @@ _LOOK = {
     "others": ("O", "\u2571", "grey"),
     "headroom": (".", "\u00b7", "grey"),
 }
-_MARK = {True: "holds", False: "does not hold", None: "does not apply"}
+_MARK = {True: "kept", False: "not kept", None: "does not apply"}
 
 
 def page(found: Explanation, screen: Screen, whole: bool) -> str:

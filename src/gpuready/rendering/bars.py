@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from gpuready.planning.explain import PARTS, Bar, Part
 
 WIDTH, EDGE = 760, 16
-BAR_HEIGHT, LEGEND_ROW = 38, 20
+BAR_HEIGHT, LEGEND_ROW, TITLE_ROW = 38, 20, 20
 LETTER = 6.9
 """Width of a letter of the figure's font, about."""
+TITLE_LETTER = 9.0
+BETWEEN_OWNERS = 8
 
 
 def svg(heading: str, bars: Sequence[Bar]) -> str:
     """Return one SVG element: each bar with its title, and below it what its parts are."""
-    parts, y = [], 52.0
+    columns = int((WIDTH - 2 * EDGE) / TITLE_LETTER)
+    lines = textwrap.wrap(heading, columns, max_lines=3, placeholder="\u2026") or [""]
+    parts = [
+        f'<text class="title" x="{EDGE}" y="{26 + TITLE_ROW * row}">{escape(line)}</text>'
+        for row, line in enumerate(lines)
+    ]
+    y = 52.0 + TITLE_ROW * (len(lines) - 1)
     for bar in bars:
         drawn, height = _bar(bar, y)
         parts.append(drawn)
         y += height + 22
-    shown = _shortened(heading, WIDTH - 2 * EDGE, 9.0)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y:.0f}" role="img" '
-        f'aria-label="{escape(heading)}"><text class="title" x="{EDGE}" y="26">{escape(shown)}</text>'
-        f"{''.join(parts)}</svg>"
+        f'aria-label="{escape(heading)}">{"".join(parts)}</svg>'
     )
 
 
@@ -42,7 +49,7 @@ def _bar(bar: Bar, y: float) -> tuple[str, float]:
         if part.owner:
             spans[part.owner] = (spans.get(part.owner, (x, 0.0))[0], x + width)
         x += width
-    drawn += [_owner(name, start, end, top - 5) for name, (start, end) in spans.items()]
+    drawn.append(_owners(spans, top - 5))
     legend, height = _legend(bar, top + BAR_HEIGHT + 16)
     return "".join([*drawn, legend]), top - y + BAR_HEIGHT + 16 + height
 
@@ -62,13 +69,19 @@ def _segment(part: Part, x: float, top: float, width: float) -> str:
     )
 
 
-def _owner(name: str, start: float, end: float, y: float) -> str:
-    """Return a bracket over the parts of one deployment, with its name."""
-    shown = escape(_shortened(name, end - start, LETTER))
-    return (
-        f'<path class="owner" d="M{start + 1:.1f} {y:.0f}v-4H{end - 1:.1f}v4"/>'
-        f'<text class="label" x="{(start + end) / 2:.1f}" y="{y - 8:.0f}" text-anchor="middle">{shown}</text>'
-    )
+def _owners(spans: Mapping[str, tuple[float, float]], y: float) -> str:
+    """Return a bracket over the parts of each deployment, with its name: over the middle, where there is room."""
+    drawn, left, right = [], float(EDGE), float(WIDTH - EDGE)
+    for name, (start, end) in spans.items():
+        shown = _shortened(name, right - left, LETTER)
+        width = LETTER * len(shown)
+        x = max(left, min((start + end - width) / 2, right - width))
+        left = x + width + BETWEEN_OWNERS
+        drawn.append(
+            f'<path class="owner" d="M{start + 1:.1f} {y:.0f}v-4H{end - 1:.1f}v4"/>'
+            f'<text class="label" x="{x + width / 2:.1f}" y="{y - 8:.0f}" text-anchor="middle">{escape(shown)}</text>'
+        )
+    return "".join(drawn)
 
 
 def _legend(bar: Bar, y: float) -> tuple[str, float]:

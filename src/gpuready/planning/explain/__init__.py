@@ -148,17 +148,18 @@ class Explanation:
 
 def explain(option: Option) -> Explanation:
     """Explain one option of the search."""
+    drawn = bar(option)
     return Explanation(
         name=option.wish.name,
         title=title(option),
-        bars=(bar(option),),
+        bars=(drawn,),
         figures=_figures(option),
         settings=spelling.settings(option.run),
         flags=spelling.flags(option.run),
         limit=_limit(option),
         reasons=(*option.reasons, *(f"may change answers: {one}" for one in option.lossy)),
         steps=steps.steps(option),
-        rules=rules.compare(option),
+        rules=rules.compare(option, drawn.gib("headroom")),
         basis=_basis(option),
     )
 
@@ -175,7 +176,15 @@ def title(option: Option) -> str:
     copies = f", {option.replicas} replicas" if option.replicas > 1 else ""
     layout = f" ({' '.join(split)}{copies})" if split else copies
     card = device.shown(place.device.name)
-    return f"{option.wish.model_id} on {place.count} x {card}{layout}, {run.engine} {run.version}"
+    return f"{option.wish.model_id}{_format(option)} on {place.count} x {card}{layout}, {run.engine} {run.version}"
+
+
+def _format(option: Option) -> str:
+    """Return what the weights are in, where it is not 16 bits."""
+    known = option.wish.model.quantization
+    if option.run.quantization:
+        return f" in {option.run.quantization}, made while loading,"
+    return f" in {known.weight_bits} bits ({known.method})" if known else ""
 
 
 def bar(option: Option) -> Bar:
@@ -270,11 +279,14 @@ def _basis(option: Option) -> tuple[str, ...]:
     tokens = found.kv_tokens
     spread = max(tokens.high - tokens.value, tokens.value - tokens.low) / tokens.value if tokens.value else 0.0
     sizes = "the safetensors headers" if model.weights_from == "headers" else "config.json, computed"
+    sure = f"nine of ten measurements are expected within {spread:.1%} of the tokens"
+    if option.run.kv_bytes is not None:
+        sure = "the KV cache's bytes are a setting, its tokens follow from them"
     return (
         f"Sizes of the model: {sizes}; kind: {model.family}.",
-        f"Constants: {found.constants}; nine of ten measurements are expected within {spread:.1%} of the tokens.",
+        f"Constants: {found.constants}; {sure}.",
         *(f"Assumed: {one}." for one in model.assumptions),
-        *found.notes,
+        *(f"{note.rstrip('.')}." for note in found.notes),
     )
 
 

@@ -15,16 +15,22 @@ FREE_GB = 10
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule of thumb; `holds` is None where it does not apply."""
+    """One rule of thumb; `holds`: whether the plan keeps it, None where it does not apply."""
 
     rule: str
     holds: bool | None
     says: str
 
 
-def compare(option: Option) -> tuple[Rule, ...]:
-    """Return every rule with what the plan's figures say of it."""
-    return (_weights_first(option), _kv_share(option), _free(option), _fp8_on_hopper(option), _int4_on_t4(option))
+def compare(option: Option, headroom_gib: float) -> tuple[Rule, ...]:
+    """Return every rule with what the plan's figures say of it; `headroom_gib` of a GPU are nobody's."""
+    return (
+        _weights_first(option),
+        _kv_share(option),
+        _free(option, headroom_gib),
+        _fp8_on_hopper(option),
+        _int4_on_t4(option),
+    )
 
 
 def _weights_first(option: Option) -> Rule:
@@ -46,13 +52,15 @@ def _kv_share(option: Option) -> Rule:
     return Rule("KV cache at most 40 to 50 % of the card", share <= KV_SHARE, says)
 
 
-def _free(option: Option) -> Rule:
+def _free(option: Option, headroom_gib: float) -> Rule:
     found = option.estimate
-    wanted = FREE_GB * 1e9 / GIB
-    says = f"{found.free_gib:.2f} GiB are nobody's"
-    missing = wanted - found.free_gib
-    if missing > 0 and found.kv.value > 0:
-        lost = int(found.kv_tokens.value * min(1.0, missing / found.kv.value))
+    part = " of its part" if option.place.shared_gib is not None else ""
+    says = f"{headroom_gib:.2f} GiB{part} are nobody's"
+    missing = FREE_GB * 1e9 / GIB - headroom_gib
+    if missing >= found.kv.value > 0:
+        says += f"; to leave {FREE_GB} GB would take more than the whole KV cache"
+    elif missing > 0 and found.kv.value > 0:
+        lost = int(found.kv_tokens.value * missing / found.kv.value)
         says += f"; to leave {FREE_GB} GB would take {lost:,} tokens from the KV cache"
     return Rule(f"leave {FREE_GB} GB free", missing <= 0, says)
 
@@ -70,8 +78,8 @@ def _fp8_on_hopper(option: Option) -> Rule:
         return Rule(rule, False, "the weights are not quantized; what FP8 would win is not known for this version")
     won = option.estimate.weights.value - after.weights.value
     tokens = int(after.kv_tokens.value - option.estimate.kv_tokens.value)
-    says = f"the weights are not quantized; FP8 would free {won:.2f} GiB on each GPU, {tokens:,} tokens more"
-    return Rule(rule, False, says)
+    more = f"{tokens:,} tokens more" if tokens else "for the others: the KV cache has its bytes by a setting"
+    return Rule(rule, False, f"the weights are not quantized; FP8 would free {won:.2f} GiB on each GPU, {more}")
 
 
 def _int4_on_t4(option: Option) -> Rule:

@@ -144,3 +144,5 @@ class Estimate:
     free_gib: float = 0.0
     """Of the total, what nobody uses at run time: the headroom."""
     notes: tuple[str, ...] = field(default_factory=tuple)
+    whole_prompts: bool = False
+    """A prompt is computed in one pass: the release has no chunked prefill here."""

@@ -100,6 +100,8 @@ def estimate(model: ModelFacts, device: Device, run: Run, constants: ConstantSet
         refusal=verdict.refusal,
         free_gib=device.total_gib - outside.value - budget,
         notes=_notes(model, device, run, chosen, constants, stage, len(stages)),
+        # The engine before V1 refuses fewer batched tokens than the longest request, unless it splits prompts.
+        whole_prompts=chosen.old_engine and chosen.max_num_batched_tokens >= chosen.max_model_len,
     )
 
 
@@ -290,7 +292,8 @@ def _notes(
     if len(counts) > 1:
         notes.append(
             f"the KV cache has {len(stage.pool.groups)} groups of {stage.pool.groups[0].count} layers, "
-            f"blocks of {stage.pool.block_tokens} tokens"
+            f"blocks of {stage.pool.block_tokens} tokens; its tokens are counted as the engine prints them, "
+            "and are not its bytes by those of a token"
         )
     if stages > 1:
         notes.append(f"the fullest of {stages} pipeline stages decides how many blocks all of them have")

@@ -108,6 +108,8 @@ def _batch(option: Option, usual: Estimate) -> Iterator[str]:
         return
     if _set(option, "max_num_batched_tokens"):
         yield f"max_num_batched_tokens {tokens:,}, as it was set"
+    elif tokens == own and option.estimate.whole_prompts:
+        yield f"max_num_batched_tokens {tokens:,}: {engine}'s own, the longest request and 2,048 at least"
     elif tokens == own:
         yield f"max_num_batched_tokens {tokens:,}: {engine}'s own for a card of this size"
     else:
@@ -142,7 +144,10 @@ def _habits(option: Option) -> Iterator[str]:
     if wish.task == "generate" and run.engine == "vllm":
         if run.prefix_caching:
             yield "prefix caching on: blocks of finished requests stay until others need them"
-        yield "chunked prefill: long prompts go in pieces of max_num_batched_tokens between the answers of others"
+        if option.estimate.whole_prompts:
+            yield "no chunked prefill: its older engine (V0) computes a prompt whole, and answers of others wait for it"
+        else:
+            yield "chunked prefill: long prompts go in pieces of max_num_batched_tokens between the answers of others"
     if run.enforce_eager and not _set(option, "enforce_eager"):
         yield "no CUDA graphs (enforce_eager): with them it does not fit; every token takes longer"
     if wish.draft is not None:
