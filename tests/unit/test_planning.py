@@ -15,6 +15,7 @@ from gpuready.outcome import Refusal
 from gpuready.planning import explain
 from gpuready.planning.accuracy.measured import compare
 from gpuready.planning.flags import split
+from gpuready.planning.model import known
 from gpuready.planning.model.config import UnknownModel, read_facts
 from gpuready.planning.model.facts import ModelFacts
 from gpuready.planning.plan import effective_stack, inputs_digest, make_plan
@@ -246,6 +247,17 @@ def test_a_stand_ins_own_bytes_stand_beside_the_plan_of_the_card() -> None:
     assert (found.planned.kv_tokens, found.within) == (512, True)
     assert found.card is not None
     assert found.card.kv_tokens > 400_000
+
+
+def test_a_stand_in_of_an_encoder_has_no_tokens_to_tell() -> None:
+    encoder = known.find("BAAI/bge-m3")
+    assert encoder is not None
+    lengths = {"p50": 100, "p99": 500}
+    workload = {**deployment()["workload"], "prompt_tokens": lengths, "output_tokens": {"p50": 1, "p99": 1}}
+    declared = spec(deployment(workload=workload, task="embed"), gpuready_stack="cpu", gpuready_simulated=True)
+    facts = {"python": "3.13", "gpus": [{}] * 8}
+    planned = plan(declared, {**encoder.config}, facts)["deployments"][0]
+    assert any("64 MiB of KV cache of its own, " in sentence for sentence in planned["explain"])
 
 
 def test_a_plan_of_a_real_engine_is_compared_with_the_card() -> None:

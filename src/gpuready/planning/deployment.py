@@ -180,9 +180,11 @@ def _shrink_to_stand_in(settings: dict[str, Any], memory: Mapping[str, Any], opt
             settings[name] = min(settings[name], memory[name])
     settings.pop("gpu_memory_utilization", None)
     own = settings["kv_cache_memory_bytes"]
-    tokens = own // int(option.wish.model.kv_bytes_per_token())
+    per_token = int(option.wish.model.kv_bytes_per_token())
+    # A model without attention keeps a state for each request, whatever its length.
+    tokens = f" ({own // per_token} tokens)" if per_token else ""
     size = f"{own // _MEGA} MiB" if own < GIB else f"{own / GIB:.1f} GiB"
     return (
         f"simulation: planned for the declared card; the engine is a stand-in on the CPU with {size} of KV cache of "
-        f"its own ({tokens} tokens), {settings['max_num_seqs']} requests at once"
+        f"its own{tokens}, {settings['max_num_seqs']} requests at once"
     )
