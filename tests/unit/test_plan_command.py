@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.unit.planning_options import ESTIMATE, option
 
-from gpuready.cli import asked, main, plan, plan_compare
+from gpuready.cli import asked, asked_settings, main, plan, plan_compare
 from gpuready.cli.screen import Screen
 from gpuready.operations import readback
 from gpuready.outcome import Exit, Failure, Refusal
@@ -68,7 +68,8 @@ def said(*words: str) -> list[str]:
 def test_what_is_asked_for_reaches_the_search(asks: list[tuple[Wish, Place]]) -> None:
     words = ["--model", LLAMA.lower(), "--gpu", "h100", "--gpus", "2", "--engine", "vllm", "--version", "0.19.1"]
     words += ["--workload", "800/16000:300/1500@64", "--set", "max-num-seqs=32", "--set", "kv_dtype=fp8"]
-    words += ["--context", "32768", "--allow-lossy", "--headroom", "2.5", "--draft", "3", "--lora", "4x16"]
+    words += ["--context", "32768", "--allow-lossy", "--headroom", "2.5", "--lora", "4x16"]
+    words += ["--draft", "3:Qwen/Qwen2.5-0.5B-Instruct"]
     result, _ = main.run(["plan", "make", *words, "--kv-offload", "64", "--task", "generate"])
     assert result.failures == []
     ((wish, place),) = asks
@@ -77,7 +78,7 @@ def test_what_is_asked_for_reaches_the_search(asks: list[tuple[Wish, Place]]) ->
     assert wish.workload == Workload(Lengths(800, 16000), Lengths(300, 1500), 64)
     assert wish.settings == {"max_num_seqs": 32, "kv_dtype": "fp8", "max_model_len": 32768}
     assert (wish.allow_lossy, wish.headroom_gib, wish.kv_offload_gib) == (True, 2.5, 64.0)
-    assert (wish.draft, wish.lora) == (Draft(3), Lora(4, 16))
+    assert (wish.draft, wish.lora) == (Draft(3, 988_065_536, 12288), Lora(4, 16))
 
 
 def test_engine_and_version_are_those_of_the_stack_that_the_card_can_run(asks: list[tuple[Wish, Place]]) -> None:
@@ -87,6 +88,45 @@ def test_engine_and_version_are_those_of_the_stack_that_the_card_can_run(asks: l
     # The stack's vLLM needs compute capability 7.5.
     assert asks[1][0].engine == "vllm"
     assert asks[1][0].version.startswith("0.8.5")
+
+
+def test_layers_that_draft_have_to_be_in_the_checkpoint(asks: list[tuple[Wish, Place]]) -> None:
+    assert said("make", "--model", LLAMA, "--gpu", "h100", "--draft", "3") == [
+        f"--draft: the checkpoint of {LLAMA} brings no layers that draft; name a draft model, TOKENS:MODEL, "
+        "or leave it out."
+    ]
+    main.run(["plan", "make", "--model", "deepseek-ai/DeepSeek-V3", "--gpu", "h200", "--gpus", "8", "--draft", "1"])
+    assert asks[0][0].draft == Draft(1)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--draft", "0"], "--draft = '0' is refused: allowed is a whole number from 1 to 64; the form is TOKENS or "),
+        (["--draft", "1:no/model"], "--draft = 'no/model' is not in the catalog; "),
+        (["--set", "dp=2"], "--set dp=2: no such setting; say it with --gpus, from which the planner makes replicas."),
+        (["--set", "attention_dp=true"], "--set attention_dp: vllm 0.19.1 has no such setting; leave it out."),
+        (
+            ["--set", "chunked_prefill_size=512"],
+            "--set chunked_prefill_size: vllm 0.19.1 has no such setting; set max_",
+        ),
+        (
+            ["--set", "block_size=1000000"],
+            "--set block_size=1000000 is refused: allowed is a whole number from 1 to 1024",
+        ),
+        (["--set", "tp=17"], "--set tp=17 is refused: allowed is a whole number from 1 to 16."),
+        (["--engine", "sglang", "--set", "kv_bytes=9"], "--set kv_bytes: sglang "),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(words: list[str], sentence: str) -> None:
+    (told,) = said("make", "--model", LLAMA, "--gpu", "h100", *words)
+    assert told.startswith(sentence)
+
+
+def test_a_name_of_any_length_is_one_short_sentence() -> None:
+    (told,) = said("make", "--model", "x" * 5000, "--gpu", "h100")
+    assert told.startswith(f"--model = '{'x' * 200}'... is not in the catalog; ")
+    assert len(told) < 500
 
 
 @pytest.mark.parametrize("engine", asked.ENGINES)
@@ -191,7 +231,7 @@ def test_a_wrong_file_of_a_workload_is_one_sentence(tmp_path: Path, text: str, w
     [
         (["max_num_seqs"], "--set max_num_seqs: no such setting: the form is name=value; did you mean max_num_seqs?"),
         (["max_num_sequences=1"], "--set max_num_sequences=1: no such setting; did you mean max_num_seqs?"),
-        (["max_num_seqs=0"], "--set max_num_seqs=0 is refused: allowed is a whole number from 1 to 1125899906842624."),
+        (["max_num_seqs=0"], "--set max_num_seqs=0 is refused: allowed is a whole number from 1 to 100000."),
         (["memory_fraction=1.5"], "--set memory_fraction=1.5 is refused: allowed is a number from 0.01 to 1."),
         (["enforce_eager=yes"], "--set enforce_eager=yes is refused: allowed are true and false."),
         (["kv_dtype=fp8;rm"], "--set kv_dtype=fp8;rm is refused: allowed are letters, digits and _ . -."),
@@ -205,7 +245,7 @@ def test_a_wrong_setting_is_one_sentence(pairs: list[str], sentence: str) -> Non
 
 
 def test_settings_take_the_spelling_of_flags() -> None:
-    found = asked.settings(["--gpu-memory-utilization=0.9", "enforce-eager=true", "max_model_len=4096"], 4096)
+    found = asked_settings.settings(["--gpu-memory-utilization=0.9", "enforce-eager=true", "max_model_len=4096"], 4096)
     assert found == {"memory_fraction": 0.9, "enforce_eager": True, "max_model_len": 4096}
 
 

@@ -356,3 +356,53 @@ def test_where_prompts_are_not_cut_a_batch_holds_the_longest_one() -> None:
     # The engine before V1, which vLLM 0.8.5 takes on this card.
     old = search.best(wish("Qwen/Qwen2.5-3B-Instruct", version="0.8.5", workload=load), place("v100s-32gb"))
     assert (old.run.max_num_batched_tokens or 0) >= (old.run.max_model_len or 0) == 6656
+
+
+@pytest.mark.parametrize("setting", [{"memory_fraction": 0.9}, {"kv_bytes": 40 << 30}])
+def test_what_is_set_stays_within_a_part_of_a_shared_gpu(setting: dict[str, Any]) -> None:
+    (name,) = setting
+    said = refusal(wish(settings=setting), place(shared_gib=30))
+    assert said.startswith(f"{name} = ")
+    most = float(said.rpartition("set at most ")[2].rstrip("."))
+    found = search.best(wish(settings={name: type(setting[name])(most)}), place(shared_gib=30)).estimate
+    assert found.total_gib - sizing.spare(found) <= 30
+    over = {name: type(setting[name])(most + (0.002 if name == "memory_fraction" else 2 << 20))}
+    assert not search.options(wish(settings=over), place(shared_gib=30))
+
+
+def test_a_bound_of_bytes_is_written_in_full() -> None:
+    assert "; set at least 2147483648." in refusal(wish(settings={"kv_bytes": 1, "max_model_len": 16384}), place())
+
+
+def test_batched_tokens_limit_requests_too() -> None:
+    load = Workload(Lengths(1, 1), Lengths(1, 1), 100_000)
+    found = search.best(wish(workload=load), place())
+    assert (found.binding, found.concurrency) == ("max_num_batched_tokens", 8192)
+
+
+def test_without_graphs_where_they_cost_more_than_half_of_the_requests() -> None:
+    load = Workload(Lengths(8000, 8000), Lengths(200, 800), 64)
+    small = wish("microsoft/Phi-4-mini-instruct", workload=load, version="0.9.2", allow_lossy=True)
+    small = replace(small, settings={"max_num_seqs": 256})
+    without = search.best(small, place("rtx-2080-ti"))
+    assert without.run.enforce_eager
+    assert any(one.startswith("no CUDA graphs (enforce_eager)") for one in without.reasons)
+    graphs = search.best(replace(small, settings={"max_num_seqs": 256, "enforce_eager": False}), place("rtx-2080-ti"))
+    assert without.concurrency >= 2 * graphs.concurrency
+    assert not search.best(small, place("rtx-3090")).run.enforce_eager
+
+
+def test_a_length_that_half_of_the_requests_exceed_is_refused() -> None:
+    # 800 and 300.
+    said = refusal(wish(settings={"max_model_len": 1099}), place())
+    assert said.startswith(
+        "max_model_len = 1099 is refused: half of the requests are longer, prompt and output p50 are"
+    )
+    assert search.options(wish(settings={"max_model_len": 1100}), place())
+
+
+def test_an_encoder_generates_nothing() -> None:
+    load = Workload(Lengths(500, 2000), Lengths(1, 1), 8)
+    said = refusal(wish("BAAI/bge-m3"), place())
+    assert said.startswith("task = generate is refused for BAAI/bge-m3: ")
+    assert search.options(wish("BAAI/bge-m3", task="embed", workload=load), place())

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
-import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from gpuready import catalog
-from gpuready.cli.reading import mapping_of, object_of
+from gpuready.cli.asked_settings import MOST_TOKENS, of_engine, settings
+from gpuready.cli.reading import called, mapping_of, object_of
+from gpuready.cli.refusing import nearest, refused
 from gpuready.cli.verb import number, whole
 from gpuready.outcome import Failure, Refusal
 from gpuready.planning import support
@@ -28,47 +28,10 @@ FORMATS = ("awq", "gptq", "fp8", "w8a8", "w4a16", "bnb-4bit", "mxfp4", "nvfp4")
 TASKS = ("generate", "embed", "rerank", "classify")
 WORKLOAD = "1024/4096:256/1024@64"
 """What is planned for where nothing is said: chats of one to four pages."""
-MOST_TOKENS, MOST_REQUESTS = 100_000_000, 100_000
+_LONGEST = 200
+"""Characters of a name that a sentence repeats."""
+MOST_REQUESTS = 100_000
 _FORM = "PROMPT:OUTPUT@REQUESTS, lengths in tokens as P50 or P50/P99, e.g. 1024:512@64 or 800/16000:300/1500@64"
-
-
-def refused(code: str, what: str, why: str = "", fix: str = "") -> Refusal:
-    """Return a refusal with one failure."""
-    return Refusal(Failure(code, what, why, fix))
-
-
-def nearest(word: str, words: Iterable[str], most: int = 8, aliases: Iterable[str] = ()) -> str:
-    """Say which known word was meant, among them aliases, or which there are."""
-    names = sorted(words)
-    folded = {name.lower(): name for name in [*aliases, *names]}
-    near = difflib.get_close_matches(word.lower()[:200], list(folded), n=1, cutoff=0.5)
-    if near:
-        return f"did you mean {folded[near[0]]}?"
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"known are {', '.join(names[:most])}{more}"
-
-
-Said = TypeVar("Said")
-
-
-class Gathered:
-    """Collects refusals of several answers, so that all are said at once."""
-
-    def __init__(self) -> None:
-        self.failures: list[Failure] = []
-
-    def of(self, answer: Callable[[], Said]) -> Said | None:
-        """Return an answer, or None and keep why there is none."""
-        try:
-            return answer()
-        except Refusal as refusal:
-            self.failures += refusal.failures
-            return None
-
-    def end(self) -> None:
-        """Refuse with everything that was kept."""
-        if self.failures:
-            raise Refusal(self.failures)
 
 
 # ---------------------------------------------------------------------------------------------- workload
@@ -149,11 +112,23 @@ class Model:
 
 def _is_path(name: str) -> bool:
     path = Path(name)
-    return path.suffix == ".json" or name.startswith((".", "/", "~")) or path.is_dir()
+    return path.suffix == ".json" or name.startswith((".", "/", "~")) or _is_folder(path)
 
 
-def model(name: str | None, config: str | None, quantization: str | None) -> Model:
-    """Return a model by its id in the catalog, by its folder, or by its config.json alone."""
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False  # too long a name, or one that no file can have
+
+
+def _short(name: str | None) -> str:
+    text = str(name)
+    return repr(text) if len(text) <= _LONGEST else f"{text[:_LONGEST]!r}..."
+
+
+def model(name: str | None, config: str | None, quantization: str | None, option: str = "--model") -> Model:
+    """Return a model by its id in the catalog, by its folder, or by its config.json alone; `option` names it."""
     if name is None and config is None:
         raise refused("plan.model", "no model is named", "", "name one with --model or --config")
     path = config or (name if name and _is_path(name) else None)
@@ -166,13 +141,13 @@ def model(name: str | None, config: str | None, quantization: str | None) -> Mod
             fix = (
                 f"{near} Else give its config.json with --config" if near.endswith("?") else f"{near}; or use --config"
             )
-            raise refused("plan.unknown_model", f"--model = {name!r} is not in the catalog", "", fix)
+            raise refused("plan.unknown_model", f"{option} = {_short(name)} is not in the catalog", "", fix)
         return Model(found.id, _sizes(found, quantization), found.source)
     except ModuleNotFoundError as error:
-        what = f"--model = {name!r}: the catalog of models is on the controller only"
+        what = f"{option} = {_short(name)}: the catalog of models is on the controller only"
         raise refused("plan.no_catalog", what, "", "give the model's config.json with --config") from error
     except UnknownModel as error:
-        what = f"{path or name} cannot be planned"
+        what = f"{called(path or str(name))} cannot be planned"
         raise refused("plan.unknown_model", what, str(error).rstrip(".")) from error
 
 
@@ -191,7 +166,7 @@ def _sizes(found: known.Known, quantization: str | None, weights: bool = False) 
 
 
 def _model_of_path(name: str, path: Path, quantization: str | None) -> Model:
-    file = path / "config.json" if path.is_dir() else path
+    file = path / "config.json" if _is_folder(path) else path
     read = object_of(str(file))
     weights = sorted(path.glob("*.safetensors")) if path.is_dir() else []
     size = _header_bytes(weights) if weights else None
@@ -211,60 +186,7 @@ def _header_bytes(weights: Sequence[Path]) -> int:
         raise Refusal(bad.failure) from bad
 
 
-# ---------------------------------------------------------------------------------------------- settings
-
-_OWN = ("engine", "version", "draft", "lora", "task")
-_HINTS = typing.get_type_hints(Run)
-SETTINGS = tuple(one.name for one in fields(Run) if one.name not in _OWN)
-
-
-def settings(pairs: Sequence[str], context: int | None) -> dict[str, int | float | str]:
-    """Return what `--set name=value` and `--context` say, by the names of `Run`; flags' spelling is taken too."""
-    found: dict[str, int | float | str] = {}
-    for pair in pairs:
-        name, sign, text = pair.partition("=")
-        key = name.lstrip("-").replace("-", "_")
-        key = {"gpu_memory_utilization": "memory_fraction", "mem_fraction_static": "memory_fraction"}.get(key, key)
-        if not sign or key not in SETTINGS:
-            why = "" if sign else "the form is name=value"
-            fix = f"say it with --{key}" if key in _OWN else nearest(key, SETTINGS, most=20)
-            raise refused("plan.setting", f"--set {pair}: no such setting", why, fix)
-        if key in found:
-            raise refused("plan.setting", f"--set {pair}: {key} is set twice", "", "set it once")
-        try:
-            found[key] = _value(key, text)
-        except ValueError as error:
-            raise refused("plan.setting", f"--set {pair} is refused", str(error)) from error
-    if context is not None:
-        if found.get("max_model_len", context) != context:
-            what = f"--context {context} and --set max_model_len={found['max_model_len']} contradict each other"
-            raise refused("plan.contradiction", what, "", "say one of them")
-        found["max_model_len"] = context
-    return found
-
-
-def _value(key: str, text: str) -> int | float | str:
-    kinds = {one for one in typing.get_args(_HINTS[key]) if one is not type(None)} or {_HINTS[key]}
-    if bool in kinds:
-        if text not in ("true", "false"):
-            raise ValueError("allowed are true and false")
-        return text == "true"
-    if float in kinds:
-        return number(0.01, 1.0)(text)
-    if int in kinds:
-        return whole(1, 2**50)(text)
-    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,40}", text):
-        raise ValueError("allowed are letters, digits and _ . -")
-    return text
-
-
-def lora(text: str) -> Lora:
-    """Read `SLOTSxRANK`."""
-    slots, _, rank = text.partition("x")
-    try:
-        return Lora(whole(1, 1024)(slots), whole(1, 1024)(rank))
-    except ValueError as error:
-        raise ValueError("the form is SLOTSxRANK, e.g. 4x16") from error
+# ---------------------------------------------------------------------------------------------- features
 
 
 def draft(text: str) -> Draft:
@@ -273,10 +195,11 @@ def draft(text: str) -> Draft:
     try:
         tokens = whole(1, 64)(count)
     except ValueError as error:
-        raise ValueError("the form is TOKENS or TOKENS:MODEL, e.g. 3 or 5:Qwen/Qwen2.5-0.5B-Instruct") from error
+        why = f"{error}; the form is TOKENS or TOKENS:MODEL, e.g. 3 or 5:Qwen/Qwen2.5-0.5B-Instruct"
+        raise refused("plan.draft", f"--draft = {_short(text)} is refused", why) from error
     if not name:
         return Draft(tokens)
-    found = model(name, None, None).facts
+    found = model(name, None, None, "--draft").facts
     return Draft(tokens, found.weight_bytes, math.ceil(found.kv_bytes_per_token()))
 
 
@@ -409,6 +332,10 @@ def asked(options: Mapping[str, Any]) -> Asked:
 
 def wish(name: str, chosen: Model, runs: tuple[str, str], said: Asked) -> Wish:
     """Return one deployment that is asked for."""
+    of_engine(runs, said.settings)
+    if said.draft is not None and not said.draft.weight_bytes and not chosen.facts.draft_layers:
+        what = f"--draft: the checkpoint of {chosen.id} brings no layers that draft"
+        raise refused("plan.draft", what, "", "name a draft model, TOKENS:MODEL, or leave it out")
     return Wish(
         name=name,
         model_id=chosen.id,

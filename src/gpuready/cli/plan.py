@@ -12,6 +12,7 @@ from gpuready.cli.plan_docs import run_docs
 from gpuready.cli.plan_host import plan_of
 from gpuready.cli.plan_options import COMPARE, EXPLAIN, MAKE, RECOMMEND
 from gpuready.cli.reading import object_of
+from gpuready.cli.refusing import Gathered, refused
 from gpuready.cli.verb import Call, Verb
 from gpuready.cli.writing import write
 from gpuready.operations import readback
@@ -25,7 +26,7 @@ from gpuready.serving.layout import Layout
 
 def _planned(call: Call) -> Option:
     """Return the best way to run the one deployment that the options ask for."""
-    said, gathered = call.options, asked.Gathered()
+    said, gathered = call.options, Gathered()
     chosen = gathered.of(lambda: asked.model(said["model"], said["config"], said["quantization"]))
     where = gathered.of(lambda: asked.place(said["gpu"], said["gpus"], said["mig"]))
     plain = gathered.of(lambda: asked.asked(said))
@@ -74,7 +75,7 @@ def _alone(call: Call, chosen: str, *others: str) -> None:
     given = [f"--{name}" for name in others if call.options.get(name)]
     if given:
         what = f"--{chosen} and {', '.join(given)} contradict each other"
-        raise asked.refused("plan.contradiction", what, "", "say one of them")
+        raise refused("plan.contradiction", what, "", "say one of them")
 
 
 def _stored(call: Call, plan: Mapping[str, Any], path: str, whole: bool) -> Result:
@@ -92,7 +93,7 @@ def _stored(call: Call, plan: Mapping[str, Any], path: str, whole: bool) -> Resu
             lines += [f"{deployment['name']}:", *(f"  {line}" for line in deployment["explain"])]
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         fix = "give the plan.json of a server, or what gpuready plan make --json has printed"
-        raise asked.refused("plan.not_one", f"{path} is not a plan", "", fix) from error
+        raise refused("plan.not_one", f"{path} is not a plan", "", fix) from error
     return Result(summary="\n".join(lines), data={"plan": dict(plan)})
 
 

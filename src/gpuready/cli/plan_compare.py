@@ -9,6 +9,7 @@ from functools import partial
 
 from gpuready import catalog
 from gpuready.cli import asked, plan_table
+from gpuready.cli.refusing import nearest, refused
 from gpuready.cli.verb import Call
 from gpuready.outcome import Refusal, Result
 from gpuready.planning import search
@@ -48,7 +49,7 @@ def place(text: str, count: int) -> Place:
     try:
         own, card, profile = asked.counted_card(text)
     except ValueError as error:
-        raise asked.refused("plan.card", f"--gpu = {text!r} is refused", str(error)) from error
+        raise refused("plan.card", f"--gpu = {text!r} is refused", str(error)) from error
     return asked.place(card, own or count, profile)
 
 
@@ -69,8 +70,8 @@ def _versions(said: Sequence[str]) -> dict[str, str]:
     for text in said:
         name, sign, version = text.partition("=")
         if sign and name not in asked.ENGINES:
-            fix = asked.nearest(name, asked.ENGINES)
-            raise asked.refused("plan.engine", f"--version = {text!r}: no such engine", "", fix)
+            fix = nearest(name, asked.ENGINES)
+            raise refused("plan.engine", f"--version = {text!r}: no such engine", "", fix)
         found[name if sign else "*"] = version if sign else name
     return found
 
@@ -78,7 +79,7 @@ def _versions(said: Sequence[str]) -> dict[str, str]:
 def _candidates(call: Call) -> Iterator[Candidate]:
     said = call.options
     if not said["gpu"]:
-        raise asked.refused("plan.card", "no card is named", "", "name several with --gpu, e.g. --gpu t4 --gpu 8xh100")
+        raise refused("plan.card", "no card is named", "", "name several with --gpu, e.g. --gpu t4 --gpu 8xh100")
     versions = _versions(said["version"] or [])
     places = [place(text, said["gpus"]) for text in said["gpu"]]
     plain = asked.asked(said)
@@ -180,11 +181,11 @@ def _nothing(ranking: Ranking, wanted: int, budget: float | None) -> Refusal:
     if ranking.too_dear or ranking.unpriced:
         what = f"nothing serves {wanted} requests at once for {budget:,.0f} yuan a month"
         why = f"{ranking.too_dear} ways cost more, {ranking.unpriced} have no known price"
-        return asked.refused("plan.budget", what, why, "raise the budget, or leave it out to see them")
+        return refused("plan.budget", what, why, "raise the budget, or leave it out to see them")
     what = f"nothing in the catalog serves {wanted} requests at once"
     if not ranking.too_small:
         why = ranking.impossible[0].refusal.rstrip(".") if ranking.impossible else ""
-        return asked.refused("plan.nothing", what, why, "choose a smaller model, or --allow-lossy")
+        return refused("plan.nothing", what, why, "choose a smaller model, or --allow-lossy")
     most = ranking.too_small[0]
     why = f"the most is {most.requests}, on {most.where} with {most.engine} {most.version}"
-    return asked.refused("plan.nothing", what, why, "ask for fewer requests or shorter ones, or --allow-lossy")
+    return refused("plan.nothing", what, why, "ask for fewer requests or shorter ones, or --allow-lossy")

@@ -8,6 +8,7 @@ from typing import Any
 
 from gpuready.cli import asked
 from gpuready.cli.reading import mapping_of
+from gpuready.cli.refusing import refused
 from gpuready.outcome import Failure, MachineCannot, Refusal
 from gpuready.planning.model.facts import ModelFacts
 from gpuready.planning.plan import effective_stack, make_plan
@@ -36,10 +37,10 @@ def plan_of(path: str) -> dict[str, Any]:
         raise Refusal(failures)
     plain = spec.model_dump(exclude={"gpuready_proxy"})
     if not plain["gpuready_deployments"]:
-        raise asked.refused("plan.no_deployments", f"{path}: gpuready_deployments is empty", "", "name what it serves")
+        raise refused("plan.no_deployments", f"{path}: gpuready_deployments is empty", "", "name what it serves")
     stack = effective_stack(plain, {})
     if stack is None:
-        raise asked.refused("plan.stack", f"{path}: gpuready_stack = {plain['gpuready_stack']!r} does not exist")
+        raise refused("plan.stack", f"{path}: gpuready_stack = {plain['gpuready_stack']!r} does not exist")
     facts = {"python": _python(stack), "gpus": [{}] * plain["gpuready_gpu_count"]}
     return make_plan(host, plain, stack, facts, _models(plain), {})
 

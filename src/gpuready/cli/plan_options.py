@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpuready.cli import asked
+from gpuready.cli import asked, asked_settings
 from gpuready.cli.verb import Option, number, whole
 from gpuready.planning.compare import prices
 
@@ -46,7 +46,7 @@ _SHARED = (
     Option("set", "a setting that is to stay so, e.g. max_num_seqs=256 or kv_dtype=fp8", "NAME=VALUE", repeatable=True),
     Option("task", "what it is asked for (default: what the model is made for)", "TASK", choices=lambda: asked.TASKS),
     Option("draft", "speculative decoding: tokens at once, and the draft model if it is not built in", "N[:MODEL]"),
-    Option("lora", "adapters served beside the model, e.g. 4x16", "SLOTSxRANK", asked.lora),
+    Option("lora", "adapters served beside the model, e.g. 4x16", "SLOTSxRANK", asked_settings.lora),
     Option("kv-offload", "host memory for KV that no longer fits on the GPU", "GIB", number(0, 100_000)),
 )
 _PICTURES = (

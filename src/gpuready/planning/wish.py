@@ -82,7 +82,8 @@ class Option:
     possible: int
     """What the KV cache alone would allow."""
     binding: str
-    """What limits it: wanted (all that was asked for is served), kv, max_num_seqs, length, weights, host_ram."""
+    """What limits it: wanted (all that was asked for is served), kv, max_num_seqs, max_num_batched_tokens, length,
+    weights, host_ram."""
     lossy: tuple[str, ...] = ()
     """What of it may change answers: quantization made while loading, an 8 bit KV cache."""
     reasons: tuple[str, ...] = ()

@@ -259,13 +259,15 @@ def _limit(option: Option) -> str:
     told = f"{served} of {wanted} wanted requests at once are served"
     chance = f"{option.wish.workload.preemption:.0%}"
     length = count(option.run.max_model_len or option.wish.model.context_tokens)
+    every = f"all {wanted} wanted requests at once are" if wanted > 1 else "the one wanted request at a time is"
     if option.binding == "wanted" and not option.estimate.bytes_per_token:
-        return f"Nothing limits it: all {wanted} wanted requests at once are served, and nothing is kept of a request."
+        return f"Nothing limits it: {every} served, and nothing is kept of a request."
     said = {
-        "wanted": f"Nothing limits it: all {wanted} wanted requests at once are served, and the KV cache would hold "
-        f"{option.possible}.",
+        "wanted": f"Nothing limits it: {every} served, and the KV cache would hold {option.possible}.",
         "kv": f"The KV cache limits it: {told}, and in {chance} of the busiest time at most it is too small.",
         "max_num_seqs": f"max_num_seqs limits it: {told}, though the KV cache would hold {option.possible}.",
+        "max_num_batched_tokens": f"max_num_batched_tokens limits it: {told}, though the KV cache would hold "
+        f"{option.possible}: {option.wish.engine} takes no more requests at once than tokens of a step.",
         "length": f"The longest request limits it: {told}, because one request may take {length} tokens.",
         "weights": f"The weights limit it: {told}, because {option.estimate.weights.value:.2f} of "
         f"{option.estimate.total_gib:.2f} GiB are taken before the first request.",

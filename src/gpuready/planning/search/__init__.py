@@ -26,6 +26,8 @@ from gpuready.planning.wish import Option, Place, Wish
 
 _NEXT_TO_NOTHING = 0.05
 """A gain of less than this part in requests is not worth longer waits."""
+_WORTH_NO_GRAPHS = 2
+"""So many times the requests are worth longer tokens without CUDA graphs."""
 
 
 @dataclass(frozen=True)
@@ -179,14 +181,17 @@ def _size_all(sizer: Sizer, tiers: Iterator[list[Candidate]]) -> tuple[list[Opti
     sized: list[Option] = []
     refused: list[Estimate] = []
     for tier in tiers:
-        if sized and tier[0].run.enforce_eager and not sized[0].run.enforce_eager:
-            break  # without graphs every token takes longer: only where nothing runs with them
+        # Without graphs every token takes longer: only where hardly anything runs with them.
+        most = max((one.concurrency for one in sized if not one.run.enforce_eager), default=0)
+        least = _WORTH_NO_GRAPHS * most if tier[0].run.enforce_eager else 0
+        if least > sizer.wish.workload.concurrency:
+            break
         for candidate in tier:
             found = sizer.size(candidate)
-            if isinstance(found, Option):
-                sized.append(found)
-            else:
+            if not isinstance(found, Option):
                 refused.append(found)
+            elif found.concurrency >= least:
+                sized.append(found)
         sized = [one for one in sized if not _is_hardly_better(one, sized)]
         if any(one.binding == "wanted" for one in sized):
             break

@@ -64,7 +64,11 @@ def p99_told(wish: Wish) -> str:
 
 
 def length_failures(wish: Wish) -> list[Failure]:
-    """Return what is wrong with lengths and batches by themselves."""
+    """Return what is wrong with task, lengths and batches by themselves."""
+    if wish.task == "generate" and all(group.kind == "none" for group in wish.model.groups):
+        what = f"task = generate is refused for {wish.model_id}"
+        why = "it reads a text as a whole and writes none"
+        return [Failure("plan.task", what, why, "set embed, rerank or classify")]
     context, load = wish.model.context_tokens, wish.workload
     declared, wanted = wish.settings.get("max_model_len"), load.prompt.p99 + load.output.p99
     has = f"{wish.model_id} has a context of {context}"
@@ -73,6 +77,11 @@ def length_failures(wish: Wish) -> list[Failure]:
     if declared is None and wanted > context:
         what = f"{p99_told(wish)} {wanted} tokens{' together' if load.output.p99 else ''}"
         return [Failure("plan.context", what, has, "lower p99 or choose a model with more context")]
+    median = load.prompt.p50 + load.output.p50
+    if declared is not None and median > int(declared):
+        why = f"half of the requests are longer, prompt and output p50 are {median} tokens together"
+        fix = f"set at least {median}, or lower the workload's lengths"
+        return [Failure("plan.max_model_len", f"max_model_len = {declared} is refused", why, fix)]
     seqs, batch = wish.settings.get("max_num_seqs"), wish.settings.get("max_num_batched_tokens")
     if wish.engine == "vllm" and seqs is not None and batch is not None and int(batch) < int(seqs):
         what = f"max_num_batched_tokens = {batch} is refused"

@@ -101,7 +101,8 @@ def _nearest_value(wish: Wish, place: Place, name: str, good: Option, attempt: T
             right = middle
         else:
             wrong = middle
-    return f"at {'most' if step > 0 else 'least'} {right if unit == 1 else round(right * unit, 3):g}"
+    value = right * int(unit) if unit >= 1 else round(right * unit, 3)
+    return f"at {'most' if step > 0 else 'least'} {value}"
 
 
 def _last(works: Callable[[int], bool], low: int, high: int) -> int | None:

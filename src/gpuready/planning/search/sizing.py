@@ -119,10 +119,12 @@ class Sizer:
         wish, place = self.wish, self.place
         own = run.kv_bytes is not None or run.memory_fraction is not None
         found = estimate(wish.model, place.device, run)
-        if own or found.weights.low >= found.total_gib:
+        if found.weights.low >= found.total_gib:
             return found
         if place.shared_gib is not None:
             return self._in_a_part(run, found)
+        if own:
+            return found
         room = headroom_gib(wish, place)
         if run.engine == "vllm":
             part = (found.total_gib - found.outside.high - room) / found.total_gib
@@ -138,8 +140,13 @@ class Sizer:
         steps = math.floor(left * GIB / _KV_STEP)
         # With explicit bytes it is only what has to be free at the start, which what others hold must not hinder.
         fraction = max(1, math.floor((part - found.outside.high) / found.total_gib * _FRACTIONS)) / _FRACTIONS
-        shared = replace(run, kv_bytes=max(0, steps) * _KV_STEP, memory_fraction=fraction)
+        if run.kv_bytes is None and run.memory_fraction is not None:
+            return _within(part, found)
+        kv_bytes = max(0, steps) * _KV_STEP if run.kv_bytes is None else run.kv_bytes
+        shared = replace(run, kv_bytes=kv_bytes, memory_fraction=run.memory_fraction or fraction)
         found = estimate(self.wish.model, self.place.device, shared)
+        if run.kv_bytes is not None:
+            return _within(part, found)
         if steps > 0:
             return found
         why = (
@@ -181,11 +188,20 @@ class Sizer:
     def _binding(self, found: Estimate, served: int, possible: int, places: int) -> str:
         if served >= self.wish.workload.concurrency:
             return "wanted"
-        if places < possible and "max_num_seqs" in self.wish.settings:
-            return "max_num_seqs"
+        if places < possible:
+            return "max_num_seqs" if "max_num_seqs" in self.wish.settings else "max_num_batched_tokens"
         if found.request_gib > _PROMPT_HEAVY * found.kv.value:
             return "length"
         return "weights" if found.weights.value > found.kv.value else "kv"
+
+
+def _within(part: float, found: Estimate) -> Estimate:
+    """Return an estimate as it is where it stays within a part of the GPU, in GiB, else with its refusal."""
+    takes = found.total_gib - spare(found)
+    if not found.fits or takes <= part:
+        return found
+    why = f"its part of the GPU is {part:.2f} GiB, and it would take up to {takes:.2f}"
+    return replace(found, fits=False, surely_fits=False, refusal=why)
 
 
 def runs(found: Estimate) -> bool:
