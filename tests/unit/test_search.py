@@ -380,7 +380,7 @@ def test_batched_tokens_limit_requests_too() -> None:
     assert (found.binding, found.concurrency) == ("max_num_batched_tokens", 8192)
 
 
-def test_without_graphs_where_they_cost_more_than_half_of_the_requests() -> None:
+def test_without_graphs_where_they_cost_more_than_half_of_the_kv_cache() -> None:
     load = Workload(Lengths(8000, 8000), Lengths(200, 800), 64)
     small = wish("microsoft/Phi-4-mini-instruct", workload=load, version="0.9.2", allow_lossy=True)
     small = replace(small, settings={"max_num_seqs": 256})
@@ -406,3 +406,25 @@ def test_an_encoder_generates_nothing() -> None:
     said = refusal(wish("BAAI/bge-m3"), place())
     assert said.startswith("task = generate is refused for BAAI/bge-m3: ")
     assert search.options(wish("BAAI/bge-m3", task="embed", workload=load), place())
+
+
+@pytest.mark.parametrize(
+    ("model", "card", "engine", "version", "lengths"),
+    [
+        # The cache of one is wide enough in its band for one, the other's is not.
+        ("tiiuae/Falcon3-10B-Instruct", "a10", "sglang", "0.4.9", (100, 1000, 1, 1)),
+        # Graphs leave little.
+        ("tiiuae/falcon-7b-instruct", "rtx-5080", "vllm", "0.33.0", (100, 200, 200, 200)),
+        ("microsoft/Phi-4-mini-instruct", "rtx-2080-ti", "vllm", "0.9.2", (8000, 8000, 200, 800)),
+    ],
+)
+def test_longer_requests_are_not_more_where_hardly_anything_fits(
+    model: str, card: str, engine: str, version: str, lengths: tuple[int, int, int, int]
+) -> None:
+    served = []
+    for factor in (1, 1.5, 2):
+        prompt = Lengths(int(lengths[0] * factor), int(lengths[1] * factor))
+        load = Workload(prompt, Lengths(*lengths[2:]), 300)
+        asked = replace(wish(model, workload=load), engine=engine, version=version)
+        served.append(search.best(replace(asked, allow_lossy=True), place(card)).concurrency)
+    assert served == sorted(served, reverse=True)

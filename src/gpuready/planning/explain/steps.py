@@ -61,8 +61,7 @@ def _requests(option: Option, after: Estimate) -> int:
     """Return how many requests at once all replicas' KV caches would hold, counted as the search counts them."""
     model, run = option.wish.model, after.run
     longest = run.max_model_len or model.context_tokens
-    pool = after.kv.low if after.surely_fits else after.kv.value
-    one = requests_that_fit(option.wish.workload, longest, pool, lambda tokens: request_gib(model, run, tokens))
+    one = requests_that_fit(option.wish.workload, longest, after.kv.low, lambda tokens: request_gib(model, run, tokens))
     return max(1, one) * option.replicas
 
 

@@ -27,7 +27,8 @@ from gpuready.planning.wish import Option, Place, Wish
 _NEXT_TO_NOTHING = 0.05
 """A gain of less than this part in requests is not worth longer waits."""
 _WORTH_NO_GRAPHS = 2
-"""So many times the requests are worth longer tokens without CUDA graphs."""
+"""So many times the KV cache is worth longer tokens without CUDA graphs. It is the cache that is compared, as its size
+hardly depends on what is asked for: else longer requests could turn graphs off and be more."""
 
 
 @dataclass(frozen=True)
@@ -182,20 +183,22 @@ def _size_all(sizer: Sizer, tiers: Iterator[list[Candidate]]) -> tuple[list[Opti
     refused: list[Estimate] = []
     for tier in tiers:
         # Without graphs every token takes longer: only where hardly anything runs with them.
-        most = max((one.concurrency for one in sized if not one.run.enforce_eager), default=0)
-        least = _WORTH_NO_GRAPHS * most if tier[0].run.enforce_eager else 0
-        if least > sizer.wish.workload.concurrency:
-            break
+        with_graphs = [_tokens(one) for one in sized if not one.run.enforce_eager]
+        least = _WORTH_NO_GRAPHS * max(with_graphs, default=0) if tier[0].run.enforce_eager else 0
         for candidate in tier:
             found = sizer.size(candidate)
             if not isinstance(found, Option):
                 refused.append(found)
-            elif found.concurrency >= least:
+            elif _tokens(found) >= least:
                 sized.append(found)
         sized = [one for one in sized if not _is_hardly_better(one, sized)]
         if any(one.binding == "wanted" for one in sized):
             break
     return sized, refused
+
+
+def _tokens(option: Option) -> float:
+    return option.estimate.kv_tokens.value * option.replicas
 
 
 def _is_hardly_better(option: Option, others: list[Option]) -> bool:

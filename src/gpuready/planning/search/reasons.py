@@ -149,7 +149,7 @@ def _habits(option: Option) -> Iterator[str]:
         else:
             yield "chunked prefill: long prompts go in pieces of max_num_batched_tokens between the answers of others"
     if run.enforce_eager and not _set(option, "enforce_eager"):
-        yield "no CUDA graphs (enforce_eager): with them it serves nothing or not half of that; tokens take longer"
+        yield "no CUDA graphs (enforce_eager): with them there is no KV cache or not half of it; tokens take longer"
     if wish.draft is not None:
         yield f"speculative decoding with {wish.draft.tokens} tokens at once: their weights and KV cache are counted"
     if wish.lora is not None:

@@ -98,8 +98,7 @@ class Sizer:
         load = self.load(found.run)
         if load.most <= 0:
             return seqs  # nothing is kept of a request
-        pool = found.kv.low if found.surely_fits else found.kv.value
-        return max(1, load.fits(pool, self.wish.workload.preemption))
+        return max(1, load.fits(found.kv.low, self.wish.workload.preemption))
 
     def _fewer(self, candidate: Candidate, most: int) -> tuple[Estimate, int]:
         """Return the estimate with the most places that its KV cache then holds; fewer places leave more KV cache."""
@@ -188,8 +187,10 @@ class Sizer:
     def _binding(self, found: Estimate, served: int, possible: int, places: int) -> str:
         if served >= self.wish.workload.concurrency:
             return "wanted"
-        if places < possible:
-            return "max_num_seqs" if "max_num_seqs" in self.wish.settings else "max_num_batched_tokens"
+        if places < possible and "max_num_seqs" in self.wish.settings:
+            return "max_num_seqs"
+        if places < possible and found.run.max_num_seqs == found.run.max_num_batched_tokens:
+            return "max_num_batched_tokens"
         if found.request_gib > _PROMPT_HEAVY * found.kv.value:
             return "length"
         return "weights" if found.weights.value > found.kv.value else "kv"
