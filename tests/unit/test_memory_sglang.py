@@ -253,3 +253,10 @@ def test_a_compressed_cache_is_said_to_be_counted_otherwise() -> None:
     found = estimated(H200, "0.5.20", known.facts("deepseek-ai/DeepSeek-V4-Flash"), tp=8)
     assert any("compressed cache is counted vector by vector" in note for note in found.notes)
     assert not any("compressed" in note for note in estimated(H200, "0.5.20").notes)
+
+
+def test_encoders_have_a_cache_of_all_their_layers() -> None:
+    # 24 layers, 16 heads of 64 for keys and for values; the checkpoint is in 32 bits and runs in 16.
+    found = estimated(H100, "0.5.10", known.facts("BAAI/bge-m3"), task="embed")
+    assert found.bytes_per_token == 24 * 16 * 128 * 2
+    assert found.fits

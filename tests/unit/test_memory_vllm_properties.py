@@ -96,3 +96,15 @@ def test_what_is_left_of_the_length_search_is_the_longest_that_fits() -> None:
     assert estimate(model, CARDS[2], replace(run, max_model_len=longest)).fits
     assert not estimate(model, CARDS[2], replace(run, max_model_len=longest + 1)).fits
     assert request_gib(model, run, longest) * GIB <= 4 << 30
+
+
+@pytest.mark.parametrize(("engine", "version"), [("vllm", "0.8.5"), ("vllm", "0.19.1"), ("sglang", "0.5.10")])
+def test_checkpoints_in_32_bits_run_in_16_unless_it_is_said(engine: str, version: str) -> None:
+    model, card = known.facts("allenai/OLMo-2-0325-32B"), Device("h200-141gb-sxm", 139.8, 9.0)
+    assert model.dtype == "float32"
+    run = Run(engine, version, max_model_len=4096)
+    usual, half, said = (estimate(model, card, replace(run, dtype=dtype)) for dtype in (None, "half", "float32"))
+    assert (usual.weights, usual.bytes_per_token) == (half.weights, half.bytes_per_token)
+    assert said.weights.value == pytest.approx(2 * usual.weights.value, rel=0.01)
+    assert said.bytes_per_token == 2 * usual.bytes_per_token == 64 * 8 * 128 * 2 * 4
+    assert request_gib(model, replace(run, dtype="float"), 4096) == said.request_gib == 2 * usual.request_gib

@@ -40,7 +40,7 @@ def asks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Wish, Place]]:
     """Answer every search with one option, and keep what was asked; a T4 is always too small."""
     seen: list[tuple[Wish, Place]] = []
 
-    def find(wish: Wish, place: Place) -> Found:
+    def find(wish: Wish, place: Place, alternatives: bool = True) -> Found:
         seen.append((wish, place))
         if place.device.name == "t4":
             why = "weights 14.99 of 14.70 GiB"
@@ -121,6 +121,17 @@ def test_layers_that_draft_have_to_be_in_the_checkpoint(asks: list[tuple[Wish, P
 def test_what_would_have_no_effect_is_refused(words: list[str], sentence: str) -> None:
     (told,) = said("make", "--model", LLAMA, "--gpu", "h100", *words)
     assert told.startswith(sentence)
+
+
+def test_what_an_engine_cannot_is_a_row_of_a_comparison(asks: list[tuple[Wish, Place]]) -> None:
+    words = ["compare", "--model", LLAMA, "--gpu", "v100s-32gb", "--gpu", "h100", "--engine", "vllm"]
+    result, _ = main.run(["plan", *words, "--engine", "sglang"], screen=Screen())
+    assert result.summary == "3 of 4 ways run"
+    (row,) = [one for one in result.data["rows"] if one["requests"] is None]
+    assert (row["card"], row["engine"]) == ("v100s-32gb", "sglang")
+    assert row["refusal"].startswith("SGLang in any release on NVIDIA V100S")
+    assert "SGLang in any release on NVIDIA V100S" in " ".join((result.page or "").split())
+    assert said("compare", "--model", LLAMA, "--gpu", "v100s-32gb", "--engine", "sglang") == [row["refusal"]]
 
 
 def test_a_name_of_any_length_is_one_short_sentence() -> None:

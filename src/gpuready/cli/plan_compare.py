@@ -13,7 +13,7 @@ from gpuready.cli.refusing import nearest, refused
 from gpuready.cli.verb import Call
 from gpuready.outcome import Refusal, Result
 from gpuready.planning import search
-from gpuready.planning.compare import Answer, Candidate, Prices, Rates, Row, compare, row
+from gpuready.planning.compare import Answer, Candidate, Prices, Rates, Row, compare, impossible, row
 from gpuready.planning.compare.prices import price
 from gpuready.planning.compare.recommend import Ranking, rank
 from gpuready.planning.memory import device
@@ -28,20 +28,23 @@ SHOWN = 15
 """Ways that are shown unless all are asked for."""
 
 
-def ask(wish: Wish, place: Place) -> Answer:
+def ask(wish: Wish, place: Place, alternatives: bool = True) -> Answer:
     """Return the search's best option, or its reasons in one text."""
-    found = search.search(wish, place)
+    found = search.search(wish, place, alternatives)
     return (found.options[0] if found.options else None), " ".join(one.sentence() for one in found.failures)
 
 
 def ask_quickly(wish: Wish, place: Place) -> Answer:
-    """Return the same, without a search where the weights alone are too much; slices cannot be joined."""
+    """Return the same, without a search where the weights alone are too much, nor for what would do instead.
+
+    Slices cannot be joined.
+    """
     weights = wish.model.weight_bytes / GIB
     room = (place.shared_gib or place.device.total_gib) * (1 if ":" in place.device.name else place.count)
     # A format that the engine makes while it loads leaves a quarter of the bits at least.
     if weights / (4 if wish.allow_lossy else 1) > room:
         return None, f"the weights are {weights:.2f} GiB, and {room:.2f} are there."
-    return ask(wish, place)
+    return ask(wish, place, alternatives=False)
 
 
 def place(text: str, count: int) -> Place:
@@ -76,8 +79,14 @@ def _versions(said: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _candidates(call: Call) -> Iterator[Candidate]:
-    said = call.options
+def _candidates(call: Call) -> Iterator[Candidate | Row]:
+    """Yield every combination of what the options name; one that an engine or a card has not, as its row.
+
+    Raises:
+        Refusal: when none of them can be asked for.
+    """
+    said, first = call.options, None
+    some = False
     if not said["gpu"]:
         raise refused("plan.card", "no card is named", "", "name several with --gpu, e.g. --gpu t4 --gpu 8xh100")
     versions = _versions(said["version"] or [])
@@ -87,8 +96,18 @@ def _candidates(call: Call) -> Iterator[Candidate]:
         chosen = asked.model(name, said["config"], quantization)
         for where, engine in itertools.product(places, said["engine"] or [None]):
             version = versions.get(engine or "vllm", versions.get("*"))
-            runs = asked.engine(engine, version, where, chosen.facts)
-            yield Candidate(asked.wish("chat", chosen, runs, plain), where, quantization or "")
+            try:
+                runs = asked.engine(engine, version, where, chosen.facts)
+                candidate = Candidate(asked.wish("chat", chosen, runs, plain), where, quantization or "")
+            except Refusal as refusal:
+                first = first or refusal
+                why = " ".join(one.sentence() for one in refusal.failures)
+                yield impossible(chosen.id, where, engine or "vllm", version or "", quantization or "", why)
+                continue
+            some = True
+            yield candidate
+    if first is not None and not some:
+        raise first
 
 
 def run_compare(call: Call) -> Result:

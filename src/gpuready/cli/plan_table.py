@@ -84,5 +84,7 @@ def refusals(rows: Sequence[Row], screen: Screen) -> list[str]:
         line
         for row in rows
         if row.requests is None
-        for line in screen.paragraph(f"{row.where}, {row.engine} {row.version}, {row.weights}: {row.refusal}", "  - ")
+        for line in screen.paragraph(
+            f"{row.where}, {row.engine} {row.version}".rstrip() + f", {row.weights}: {row.refusal}", "  - "
+        )
     ]

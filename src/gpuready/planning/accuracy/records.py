@@ -82,7 +82,7 @@ class Case:
         """Return how sure the arithmetic is: dense_16bit, dense_other (quantized or 32 bit), moe, vision or hybrid."""
         if self.model.family != "dense":
             return self.model.family
-        sixteen = self.run.dtype in (None, "bfloat16", "float16") and self.model.dtype != "float32"
+        sixteen = self.run.dtype in (None, "bfloat16", "float16")
         quantized = self.model.quantization is not None or self.run.quantization is not None
         return "dense_16bit" if sixteen and not quantized else "dense_other"
 
@@ -242,7 +242,7 @@ def _run(record: Mapping[str, Any], engine: str, version: str, model: ModelFacts
         ep=split["ep"],
         dcp=split["dcp"],
         attention_dp=shared,
-        dtype=dtype or None,
+        dtype=dtype if dtype not in ("", "auto") else None,
         quantization=loads if loads in _LOADED_AS else None,
         kv_dtype=kv_dtype if kv_dtype not in ("", "auto") else None,
         max_model_len=whole(record, "max_model_len"),

@@ -121,6 +121,29 @@ def row(candidate: Candidate, ask: Ask, prices: Prices, rates: Rates) -> Row:
     )
 
 
-def compare(candidates: Iterable[Candidate], ask: Ask, prices: Prices, rates: Rates) -> list[Row]:
-    """Return a row for each candidate, in their order."""
-    return [row(one, ask, prices, rates) for one in candidates]
+def impossible(model: str, place: Place, engine: str, version: str, quantization: str, refusal: str) -> Row:
+    """Return the row of a candidate that cannot even be asked for."""
+    return Row(
+        model=model,
+        card=place.device.name,
+        count=place.count,
+        shape=shape(place),
+        part=1.0,
+        memory_gib=round(place.device.total_gib * place.count, 2),
+        engine=engine,
+        version=version,
+        quantization=quantization,
+        requests=None,
+        possible=None,
+        kv_tokens=None,
+        price=None,
+        tokens_per_second=None,
+        cost_per_million=None,
+        lossy=(),
+        refusal=refusal,
+    )
+
+
+def compare(candidates: Iterable[Candidate | Row], ask: Ask, prices: Prices, rates: Rates) -> list[Row]:
+    """Return a row for each candidate, in their order; one that is impossible is a row already."""
+    return [one if isinstance(one, Row) else row(one, ask, prices, rates) for one in candidates]

@@ -55,12 +55,14 @@ def cell(model: ModelFacts, run: Run, constants: ConstantSet) -> Cell:
     """Return what a token takes on the GPU that holds the most layers.
 
     KV heads fewer than GPUs are held by several (get_num_kv_heads), a latent layer's cache by all of them. Sliding
-    layers share the pool of the full ones, unless the version has two pools for the architecture
+    layers share the pool of the full ones, and those of encoders, which vLLM keeps nothing of, have it too
+    (layers/radix_attention.py), unless the version has two pools for the architecture
     (pool_configurator.py::HybridSWAPoolConfigurator).
     """
     heads_split = max(1, run.tp // run.dp) if run.attention_dp else run.tp
     two = model.architecture in constants.values["two_pools"]
-    element = kv.element_bytes(run.kv_dtype, model)
+    element = kv.element_bytes(run.kv_dtype, model, run.dtype)
+    encoder = all(group.kind == "none" for group in model.groups)
     full = sliding = state = 0.0
     for group, layers in max(kv.stages(model, run.pp), key=lambda stage: sum(layers for _, layers in stage)):
         if group.kind == "recurrent":
@@ -68,7 +70,8 @@ def cell(model: ModelFacts, run: Run, constants: ConstantSet) -> Cell:
         elif two and group.kind in ("sliding", "chunked"):
             sliding += layers * kv.token_bytes(group, heads_split, element)
         else:
-            full += layers * kv.token_bytes(group, heads_split, element)
+            kept = replace(group, kind="full") if encoder else group
+            full += layers * kv.token_bytes(kept, heads_split, element)
     if run.draft and constants.values["draft_kv_counted"]:
         full += run.draft.kv_bytes_per_token or full * model.draft_layers / max(1, model.layers)
     return Cell(full, sliding, state)

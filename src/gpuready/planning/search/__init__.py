@@ -63,8 +63,8 @@ def refusals(wish: Wish, place: Place) -> list[Failure]:
     return list(search(wish, place).failures)
 
 
-def search(wish: Wish, place: Place) -> Found:
-    """Return every way that runs, best first, or why none does."""
+def search(wish: Wish, place: Place, alternatives: bool = True) -> Found:
+    """Return every way that runs, best first, or why none does; with `alternatives` also what nearly the same would."""
     wish = asked(wish)
     try:
         known = support.choices(wish.model, place.device, wish.engine, wish.version)
@@ -84,7 +84,8 @@ def search(wish: Wish, place: Place) -> Found:
         return Found((), (_no_host_memory(wish, place, sized),))
     sized = within
     if not sized:
-        return Found((), tuple(nearest.failures(wish, place, refused, _one)))
+        said = nearest.failures(wish, place, refused, _one) if alternatives else [nearest.memory(wish, place, refused)]
+        return Found((), tuple(said))
     ordered = sorted(sized, key=_rank)
     return Found(tuple(reasons.explained(one, ordered, known, usual) for one in ordered))
 

@@ -38,8 +38,13 @@ def failures(wish: Wish, place: Place, refused: Iterable[Estimate], attempt: Try
         without = replace(wish, settings={key: value for key, value in wish.settings.items() if key != name})
         if good := attempt(without, place):
             return [_setting(wish, place, name, closest, good, attempt)]
+    return [replace(memory(wish, place, [closest]), fix=_instead(wish, place, attempt))]
+
+
+def memory(wish: Wish, place: Place, refused: Iterable[Estimate]) -> Failure:
+    """Return where the memory goes of the way that comes nearest, without what would do instead."""
     what = f"{wish.model_id} does not fit on {where(place)}"
-    return [Failure("plan.memory", what, _arithmetic(closest), _instead(wish, place, attempt))]
+    return Failure("plan.memory", what, _arithmetic(max(refused, key=_closeness)))
 
 
 def where(place: Place) -> str:

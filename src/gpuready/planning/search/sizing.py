@@ -102,8 +102,9 @@ class Sizer:
 
     def _fewer(self, candidate: Candidate, most: int) -> tuple[Estimate, int]:
         """Return the estimate with the most places that its KV cache then holds; fewer places leave more KV cache."""
-        low, high = 1, most - 1
         best = self._with(candidate, 1)
+        # The others' fraction is raised only where it has to be, so one place may be given less.
+        low, high = 1, min(most - 1, best[1]) if candidate.run.engine == "vllm" else most - 1
         while low < high:
             middle = (low + high + 1) // 2
             found, allowed = self._with(candidate, middle)
