@@ -38,7 +38,9 @@ def for_the_simulation(one: Right) -> bytes:
     """Return a right host's file for a simulated server: its knobs and style, with what such a server serves."""
     (deployment, *_) = one.variables["gpuready_deployments"]
     served = {**deployment, "model": "gpuready-sim/tiny-qwen2", "gpus": 1, "flags": {"max_num_seqs": 4}}
-    del served["model_path"]
+    # What lies in folders of a real server, and in memory that this machine may not have.
+    for name in ("model_path", "draft", "kv_offload_gib"):
+        served.pop(name, None)
     values = {name: value for name, value in one.variables.items() if KNOBS.match(name)}
     values |= {"gpuready_gpu_model": "h100", "gpuready_gpu_count": "8", "gpuready_simulated": True}
     return STYLES[one.style]({**values, "gpuready_stack": "cpu", "gpuready_deployments": [served]})
