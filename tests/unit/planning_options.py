@@ -9,6 +9,20 @@ from gpuready.planning.memory.run import Device, Estimate, Range, Run
 from gpuready.planning.model.facts import AttentionGroup, Component, ModelFacts
 from gpuready.planning.wish import Lengths, Option, Place, Wish, Workload
 
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}
+"""A config.json."""
 MODEL = ModelFacts(
     architecture="LlamaForCausalLM",
     model_type="llama",

@@ -279,3 +279,9 @@ def test_such_tokens_are_judged_by_their_bytes_where_these_were_printed() -> Non
     )["records"]
     assert unsaid["band"]["inside"] is True
     assert said["band"]["inside"] is False
+
+
+def test_a_card_that_is_known_by_its_memory_alone_is_said_to_be() -> None:
+    told = answer(gpu="some card", gpu_total_gib=80.0)["reason"]
+    assert told.endswith("its card is known by its memory alone, taken as one of compute capability 8.0")
+    assert "compute capability" not in answer(gpu="H100-80GB", gpu_total_gib=80.0)["reason"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+from tests.unit.planning_options import LLAMA_8B
 
 from gpuready.planning.model import known
 from gpuready.planning.model.config import Headers, UnknownModel, read_facts
@@ -12,19 +13,6 @@ from gpuready.planning.model.facts import ModelFacts
 from gpuready.planning.model.headers import summary
 
 GIB = 1024**3
-LLAMA_8B = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "num_hidden_layers": 32,
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "torch_dtype": "bfloat16",
-    "tie_word_embeddings": False,
-}
 
 
 def split(model: ModelFacts, name: str, how: str) -> int:

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import pytest
+from tests.unit.planning_options import LLAMA_8B
 
 from gpuready.operations.facts import placement, release_files
 from gpuready.planning.host import decide, engine_ports, keep_or_renew, needs_of
@@ -21,19 +22,9 @@ GATEWAY = {
     "hold_seconds": 120,
     "max_connections": 2000,
 }
-CONFIG = {
-    "num_hidden_layers": 32,
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "torch_dtype": "bfloat16",
-}
 
 
-MODEL = {"config": CONFIG, "weight_bytes": 16 * GIB, "failures": [], "resolved": "/data/llama"}
+MODEL = {"config": LLAMA_8B, "weight_bytes": 16 * GIB, "failures": [], "resolved": "/data/llama"}
 
 
 def good_spec() -> dict[str, Any]:

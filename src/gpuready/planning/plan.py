@@ -180,39 +180,60 @@ def make_plan(
     deployments = []
     # Those on shared GPUs come last, in the order in which they start.
     for declared in sorted(known, key=lambda one: together.start_key(options[one["name"]])):
-        name = declared["name"]
-        engine = next(one for one in engines if one["engine"] == declared["engine"])
-        where = f"host {host}, deployment {name}"
-        replicas = together.noted(name, placed[name], options, claims)
-        planned, refused = plan_deployment(where, declared, options[name], stack, replicas)
-        failures += refused
-        if name in after:
-            planned["start_after"] = after[name]
-        path = model_folder(declared, revisions.get(declared["model"], ""))
-        deployments.append(
-            {**planned, "model_path": path, "engine_folder": engine["folder"], "launch": engine["launch"]}
+        replicas = together.noted(declared["name"], placed[declared["name"]], options, claims)
+        planned, refused = plan_deployment(
+            f"host {host}, deployment {declared['name']}", declared, options[declared["name"]], stack, replicas
         )
+        failures += refused
+        deployments.append({**planned, **_installed(declared, engines, revisions, after)})
     if failures:
         raise Refusal(failures)
+    return _as_stored(spec, stack, facts, models, engines, deployments)
+
+
+def _as_stored(
+    spec: Mapping[str, Any],
+    stack: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    models: Mapping[str, ModelFacts],
+    engines: Sequence[Mapping[str, Any]],
+    deployments: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Return the plan as it is stored and sent."""
     plan = {
         "schema": SCHEMA,
         "planner": __version__,
         "inputs": inputs_digest(spec, stack, facts, models),
         "host": _host(spec, stack),
         "engines": engines,
-        "models": [
-            {
-                "model": one["model"],
-                "path": one["model_path"],
-                "generated": one["model"].startswith(SIMULATED_MODELS),
-            }
-            for one in deployments
-        ],
+        "models": [_model_place(one) for one in deployments],
         "deployments": deployments,
     }
-    # As it is stored and sent: what is compared with a stored plan must not differ by tuples and lists.
+    # What is compared with a stored plan must not differ by tuples and lists.
     stored: dict[str, Any] = json.loads(json.dumps(plan))
     return stored
+
+
+def _installed(
+    declared: Mapping[str, Any],
+    engines: Sequence[Mapping[str, Any]],
+    revisions: Mapping[str, str],
+    after: Mapping[str, Sequence[str]],
+) -> dict[str, Any]:
+    """Return what a deployment's part of the plan says of the server: folders, launch, who starts before it."""
+    name = declared["name"]
+    engine = next(one for one in engines if one["engine"] == declared["engine"])
+    return {
+        "model_path": model_folder(declared, revisions.get(declared["model"], "")),
+        "engine_folder": engine["folder"],
+        "launch": engine["launch"],
+        **({"start_after": after[name]} if name in after else {}),
+    }
+
+
+def _model_place(planned: Mapping[str, Any]) -> dict[str, Any]:
+    model = planned["model"]
+    return {"model": model, "path": planned["model_path"], "generated": model.startswith(SIMULATED_MODELS)}
 
 
 def _wishes(

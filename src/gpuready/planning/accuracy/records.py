@@ -264,9 +264,12 @@ def _unsaid_split(record: Mapping[str, Any]) -> bool:
 
 
 def _assumed(record: Mapping[str, Any]) -> tuple[str, ...]:
-    if not _unsaid_split(record):
-        return ()
-    return ("the record does not say how its GPUs divide the model, taken as tensor parallelism",)
+    found = []
+    if _unsaid_split(record):
+        found.append("the record does not say how its GPUs divide the model, taken as tensor parallelism")
+    if devices.device(text(record, "gpu")) is None:
+        found.append(f"its card is known by its memory alone, taken as one of compute capability {_USUAL_COMPUTE}")
+    return tuple(found)
 
 
 def _repository(source: str) -> str:
