@@ -204,7 +204,7 @@ def test_each_replica_is_started_with_its_own_port(
     python = tmp_path / "engine/bin/python"
     python.parent.mkdir(parents=True)
     python.touch()
-    made = plan(replicas=two, engine_folder=str(tmp_path / "engine"), launch="engine")
+    made = plan(engine="vllm", replicas=two, engine_folder=str(tmp_path / "engine"))
     number = store.add({"plan.json": json.dumps(made)})
     started: list[tuple[list[str], dict[str, str]]] = []
     monkeypatch.setattr(os, "execve", lambda _, words, environment: started.append((words, environment)))

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from gpuready.hardware import host, nvml
 from gpuready.operations import readback
 from gpuready.outcome import Failed, Failure, MachineCannot, Result
-from gpuready.serving import readiness, units
+from gpuready.serving import launch, readiness, units
 from gpuready.serving.files import as_json, make_folder, read_json, write_text
 from gpuready.serving.layout import Layout, split_replica
 from gpuready.serving.releases import Store, trial_release
@@ -230,9 +230,7 @@ def run_engine(layout: Layout, replica: str) -> NoReturn:
     if not Path(python).exists():
         what = f"the engine of {replica} is not installed: {plan['engine_folder']} has no Python"
         raise MachineCannot(Failure("replica.no_engine", what, "", "run site.yml for this server"))
-    # The release is the deployment's; the port is the replica's own.
-    own = ["--port", str(start.part["port"])]
-    words = [python, "-m", plan["launch"], "--config", str(start.folder / "serve.yaml"), *own]
+    words = launch.words(plan, start.folder, start.part)
     stay_near(replica, start.part.get("numa_node"))
     os.chdir("/")
     os.execve(python, words, _environment(layout, replica, plan))  # noqa: S606 - replacing ourselves is the point

@@ -104,7 +104,6 @@ def _engines(host: str, spec: Mapping[str, Any], stack: Mapping[str, Any], pytho
                 "lock": lock,
                 "folder": engine_folder(name, entry["version"], catalog.lock_text(lock)),
                 "apt": entry["apt"],
-                "launch": entry["launch"],
                 "download_gib": entry["download_gib"],
                 "install_gib": entry["install_gib"],
             }
@@ -220,13 +219,12 @@ def _installed(
     revisions: Mapping[str, str],
     after: Mapping[str, Sequence[str]],
 ) -> dict[str, Any]:
-    """Return what a deployment's part of the plan says of the server: folders, launch, who starts before it."""
+    """Return what a deployment's part of the plan says of the server: folders, who starts before it."""
     name = declared["name"]
     engine = next(one for one in engines if one["engine"] == declared["engine"])
     return {
         "model_path": model_folder(declared, revisions.get(declared["model"], "")),
         "engine_folder": engine["folder"],
-        "launch": engine["launch"],
         **({"start_after": after[name]} if name in after else {}),
     }
 
