@@ -24,7 +24,8 @@ def test_a_server_without_a_plan_and_one_with_this_plan() -> None:
 def test_what_was_declared_otherwise_is_told_setting_by_setting() -> None:
     load = {**deployment()["workload"], "concurrency": 8}
     found = sentences(two(workload=load, gpus=2, flags={"seed": 1}), two())
-    assert found[0].startswith("chat: max_num_seqs 80 -> 8, ")
+    assert found[0].startswith("chat: ")
+    assert "max-num-seqs 80 -> 8, " in found[0]
     assert "seed (not set) -> 1, GPUs of its replicas [[0]] -> [[0], [1]]" in found[0]
     assert "planned KV cache" in found[0]
     assert found[-1].startswith("site.yml brings this plan, because")
@@ -39,8 +40,10 @@ def test_another_answer_to_the_same_question_waits_until_it_is_taken() -> None:
     made = two()
     stored = json.loads(json.dumps(made))
     stored["deployments"][0]["settings"]["max_num_seqs"] = 40
+    seqs = next(one for one in stored["deployments"][0]["options"]["batching"] if one["name"] == "max-num-seqs")
+    seqs["value"] = 40
     assert sentences(made, stored) == [
-        "chat: max_num_seqs 40 -> 80",
+        "chat: max-num-seqs 40 -> 80",
         f"nothing that was declared has changed, so site.yml leaves the server's plan as it is; {TAKE}",
     ]
     kept, note = keep_or_renew(made, stored, renew=False)

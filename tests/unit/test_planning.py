@@ -113,7 +113,7 @@ def test_fewer_requests_at_once_than_wanted_are_said() -> None:
 def test_a_plan_says_where_the_memory_goes_as_plain_data() -> None:
     made = plan(spec(deployment()))
     assert json.loads(json.dumps(made)) == made
-    assert made["schema"] == 2
+    assert made["schema"] == 3
     memory = made["deployments"][0]["memory"]
     assert memory["kv"]["low"] < memory["kv"]["value"] < memory["kv"]["high"]
     parts = sum(memory[part]["value"] for part in ("outside", "weights", "activation", "non_torch", "kv"))
@@ -203,7 +203,7 @@ def test_a_flags_value_that_its_file_cannot_hold_is_refused(value: Any, shown: s
 
 def test_a_flags_value_that_its_file_can_hold_is_kept() -> None:
     value = {"a": [None, True, 1.5, {"b": "x"}], "c": -1}
-    assert split("here", {"x": value}) == ({}, {"x": value}, [])
+    assert split("here", {"x": value}, "vllm", "0.19.1") == ({}, {"x": value}, [])
 
 
 def test_flag_that_does_not_fit_is_refused_with_the_limit() -> None:

@@ -205,9 +205,17 @@ def _environment(layout: Layout, replica: str, plan: Mapping[str, Any]) -> dict[
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
-        **plan["environment"],
+        **_variables(plan, cache),
         **read_devices(layout, replica),
     }
+
+
+def _variables(plan: Mapping[str, Any], cache: str) -> dict[str, str]:
+    """Return the plan's variables, with the replica's own folder where they name it as systemd does."""
+    known = plan["environment"]
+    if isinstance(known, Mapping):  # a release that was made before variables had reasons
+        return dict(known)
+    return {one["name"]: one["value"].replace("${CACHE_DIRECTORY}", cache) for one in known}
 
 
 def stay_near(replica: str, node: int | None) -> None:

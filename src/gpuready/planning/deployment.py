@@ -7,9 +7,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from gpuready.outcome import Failure
-from gpuready.planning import explain, support
+from gpuready.planning import explain, options, support
 from gpuready.planning.features import feature_flags
-from gpuready.planning.flags import FLAG_OF, as_yaml, split
+from gpuready.planning.flags import as_yaml, settings_of, split
 from gpuready.planning.memory.run import GIB, Draft, Lora, Run
 from gpuready.planning.model.facts import ModelFacts
 from gpuready.planning.wish import Lengths, Option, Wish, Workload
@@ -34,7 +34,7 @@ def wish_of(
     where: str, declared: Mapping[str, Any], model: ModelFacts, version: str, drafting: ModelFacts | None
 ) -> tuple[Wish, list[Failure]]:
     """Return what a deployment asks for, and what of it contradicts itself; `drafting` is its draft model's facts."""
-    settings, rest, failures = split(where, declared["flags"])
+    settings, rest, failures = split(where, declared["flags"], declared["engine"], version)
     load = declared["workload"]
     if any(name in rest for name in _LONGER):
         model = replace(model, context_tokens=max(model.context_tokens, int(settings.get("max_model_len", 0))))
@@ -79,20 +79,16 @@ def _draft(
     return Draft(asked["tokens"], drafting.weight_bytes, drafting.kv_bytes_per_token()), []
 
 
-def named(where: str, failures: Iterable[Failure]) -> list[Failure]:
+def named(where: str, wish: Wish, failures: Iterable[Failure]) -> list[Failure]:
     """Return failures of the search with the host, the deployment, and the flag that each is about."""
+    names = {known.field: name for name, known in settings_of(wish.engine, wish.version).items()}
     found = []
     for one in failures:
         field = one.what.partition(" ")[0]
-        what = (
-            f"{where}, flags.{FLAG_OF[field]}{one.what[len(field) :]}" if field in FLAG_OF else f"{where}: {one.what}"
-        )
-        found.append(replace(one, what=what, fix=_spelled(one.fix)))
+        what = f"{where}, flags.{names[field]}{one.what[len(field) :]}" if field in names else f"{where}: {one.what}"
+        fix = one.fix.replace("set max_model_len to", f"set flags.{names['max_model_len']} to")
+        found.append(replace(one, what=what, fix=fix))
     return found
-
-
-def _spelled(fix: str) -> str:
-    return fix.replace("set max_model_len to", "set flags.max-model-len to")
 
 
 def start_seconds(model: ModelFacts) -> int:
@@ -109,30 +105,46 @@ def plan_deployment(
     option: Option,
     stack: Mapping[str, Any],
     replicas: Sequence[Mapping[str, Any]],
+    place: Mapping[str, Any],
 ) -> tuple[dict[str, Any], list[Failure]]:
-    """Return a deployment's part of the plan, and what is refused of its flags."""
+    """Return a deployment's part of the plan, and what is refused of its flags.
+
+    `place` says where things lie on the server: model_path, engine_folder.
+    """
     engine = stack["engines"][declared["engine"]]
-    settings = _settings(option.run)
+    run = option.run
+    shrunk: dict[str, str] = {}
     told = explain.explain(option)
     sentences = told.sentences()
     stand_in: dict[str, float] | None = None
     if stack["engine_memory"]:
-        sentences.append(_shrink_to_stand_in(settings, stack["engine_memory"], option))
-        stand_in = {
-            "kv_bytes": settings["kv_cache_memory_bytes"],
-            "bytes_per_token": option.wish.model.kv_bytes_per_token(),
-        }
-    _, rest, _ = split(where, declared["flags"])
+        run, shrunk = _on_stand_in(option, stack["engine_memory"])
+        sentences.append(_stand_in_told(run, option))
+        stand_in = {"kv_bytes": run.kv_bytes or 0, "bytes_per_token": option.wish.model.kv_bytes_per_token()}
+    _, rest, _ = split(where, declared["flags"], option.wish.engine, engine["version"])
     features, failures = feature_flags(where, declared, engine["version"], rest)
     flags = {**_other_flags(option), **engine.get("settings", {}), **features, **rest, **_set_flags(option)}
+    served = options.Served(
+        declared=declared,
+        option=option,
+        run=run,
+        stand_in=shrunk,
+        stack=stack["name"],
+        stack_settings=engine.get("settings", {}),
+        stack_environment=engine.get("environment", {}),
+        set_names=frozenset(_set_flags(option)),
+        place=place,
+    )
     return {
         "name": declared["name"],
         "model": declared["model"],
         "engine": declared["engine"],
+        "engine_version": engine["version"],
         "task": option.wish.task,
-        "settings": settings,
+        "settings": _settings(run),
+        "options": options.options_of(served, rest),
         "flags": as_yaml(flags),
-        "environment": dict(engine.get("environment", {})),
+        "environment": options.environment_of(served),
         "cuda_home": stack["host"]["cuda"]["home"],
         "start_seconds": start_seconds(option.wish.model),
         "memory": asdict(option.estimate),
@@ -140,6 +152,7 @@ def plan_deployment(
         "explain": sentences,
         "explanation": told.as_dict(),
         "replicas": [dict(one) for one in replicas],
+        **place,
     }, failures
 
 
@@ -165,26 +178,31 @@ def _other_flags(option: Option) -> dict[str, Any]:
 
 def _set_flags(option: Option) -> dict[str, Any]:
     """Return what the operator set and no setting of the plan says, so that a stack's own settings do not win."""
-    return {FLAG_OF[field]: value for field, value in option.wish.settings.items() if field not in _NAMES}
+    names = {known.field: name for name, known in settings_of(option.wish.engine, option.wish.version).items()}
+    return {names[field]: value for field, value in option.wish.settings.items() if field not in _NAMES}
 
 
-def _shrink_to_stand_in(settings: dict[str, Any], memory: Mapping[str, Any], option: Option) -> str:
-    """Give the CPU engine its own small memory: the plan stays the card's, the engine is a stand-in."""
-    chosen = option.wish.settings
-    if chosen.get("kv_bytes") is None:
-        settings["kv_cache_memory_bytes"] = memory["kv_cache_mib"] * _MEGA
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        settings[name] = 1
-    for name in ("max_num_seqs", "max_num_batched_tokens"):
-        if name not in chosen:
-            settings[name] = min(settings[name], memory[name])
-    settings.pop("gpu_memory_utilization", None)
-    own = settings["kv_cache_memory_bytes"]
+def _on_stand_in(option: Option, memory: Mapping[str, Any]) -> tuple[Run, dict[str, str]]:
+    """Return what the CPU engine runs with, and why, by field: the plan stays the card's, the engine is a stand-in."""
+    chosen, run = option.wish.settings, option.run
+    own = run.kv_bytes if chosen.get("kv_bytes") is not None else memory["kv_cache_mib"] * _MEGA
+    limits = {
+        name: min(getattr(run, name) or memory[name], memory[name])
+        for name in ("max_num_seqs", "max_num_batched_tokens")
+        if name not in chosen
+    }
+    small = replace(run, tp=1, pp=1, memory_fraction=None, kv_bytes=own, **limits)
+    why = "the stand-in on the CPU has a small memory of its own"
+    return small, dict.fromkeys(("tp", "pp", "kv_bytes", *limits), why)
+
+
+def _stand_in_told(run: Run, option: Option) -> str:
+    own = run.kv_bytes or 0
     per_token = int(option.wish.model.kv_bytes_per_token())
     # A model without attention keeps a state for each request, whatever its length.
     tokens = f" ({own // per_token} tokens)" if per_token else ""
     size = f"{own // _MEGA} MiB" if own < GIB else f"{own / GIB:.1f} GiB"
     return (
         f"simulation: planned for the declared card; the engine is a stand-in on the CPU with {size} of KV cache of "
-        f"its own{tokens}, {settings['max_num_seqs']} requests at once"
+        f"its own{tokens}, {run.max_num_seqs} requests at once"
     )

@@ -33,8 +33,8 @@ def sentences(plan: Mapping[str, Any], stored: Mapping[str, Any] | None) -> list
 
 
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
-    for part in ("settings", "flags", "environment"):
-        old, new = before.get(part) or {}, after.get(part) or {}
+    for part in (_options, _environment):
+        old, new = part(before), part(after)
         for key in (*old, *(one for one in new if one not in old)):
             if old.get(key) != new.get(key):
                 yield f"{key} {_shown(old.get(key))} -> {_shown(new.get(key))}"
@@ -47,6 +47,15 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[st
     tokens = [_tokens(one) for one in (before, after)]
     if tokens[0] is not None and tokens[1] is not None and tokens[0] != tokens[1]:
         yield f"planned KV cache {tokens[0]:,} -> {tokens[1]:,} tokens"
+
+
+def _options(deployment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all options by their names; the reasons of two plans may differ where the values do not."""
+    return {one["name"]: one["value"] for group in deployment["options"].values() for one in group}
+
+
+def _environment(deployment: Mapping[str, Any]) -> dict[str, Any]:
+    return {one["name"]: one["value"] for one in deployment["environment"]}
 
 
 def _tokens(deployment: Mapping[str, Any]) -> int | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuready.outcome import Failure
+from gpuready.planning import support
 
 OWN = {
     "model",
@@ -61,25 +62,34 @@ SETTINGS = {
 FLAG_OF = {setting.field: name for name, setting in SETTINGS.items()}
 
 
+def settings_of(engine: str, version: str) -> dict[str, Setting]:
+    """Return the flags that change where memory goes, by their spelling in a release."""
+    spelled = {support.flag(engine, version, known.field): known for known in SETTINGS.values()}
+    return {name: known for name, known in spelled.items() if name}
+
+
 def spelled(name: str) -> str:
     """Return a flag in the engine's spelling; vLLM takes underscores for dashes."""
     return name.lstrip("-").replace("_", "-")
 
 
-def split(where: str, flags: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], list[Failure]]:
+def split(
+    where: str, flags: Mapping[str, Any], engine: str, version: str
+) -> tuple[dict[str, Any], dict[str, Any], list[Failure]]:
     """Split flags into settings, by the names of `Run`'s fields, and the rest; and say what is refused."""
     failures = []
     settings: dict[str, Any] = {}
     rest: dict[str, Any] = {}
     written: dict[str, str] = {}
+    owned = settings_of(engine, version)
     for key, value in flags.items():
         name = spelled(key)
         positive = name.removeprefix("no-")
-        known = SETTINGS.get(positive)
+        known = owned.get(positive)
         if positive in written:
             what = f"{where}, flags.{key} and flags.{written[positive]} are the same flag"
             failures.append(Failure("plan.flag_twice", what, "", "keep one of them"))
-        elif refused := _refused(where, key, name, value):
+        elif refused := _refused(where, key, name, value, owned):
             failures.append(refused)
         elif known is None or _says_nothing(known, value):
             rest[name] = value
@@ -91,16 +101,16 @@ def split(where: str, flags: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
     return settings, rest, failures
 
 
-def _refused(where: str, key: str, name: str, value: Any) -> Failure | None:
+def _refused(where: str, key: str, name: str, value: Any, owned: Mapping[str, Setting]) -> Failure | None:
     """Return why a flag cannot be set at all, or why its value cannot stand in the engine's file."""
     if name in OWN:
         return Failure("plan.flag", f"{where}, flags.{key} is set by gpuready itself", "", "remove it")
     if name in SECRET:
         what = f"{where}, flags.{key} is a secret, and rendered files are no place for one"
         return Failure("plan.flag_secret", what, "", "remove it; engines listen on loopback only")
-    if name.removeprefix("no-") in SETTINGS:
+    if name.removeprefix("no-") in owned:
         return None
-    if near := difflib.get_close_matches(name, [*SETTINGS, *OWN], n=1, cutoff=0.92):
+    if near := difflib.get_close_matches(name, [*owned, *OWN], n=1, cutoff=0.92):
         return Failure("plan.flag", f"{where}, flags.{key}: no such flag", "", f"did you mean {near[0]}?")
     if strange := next(_strange(value), None):
         allowed = "allowed are texts, finite numbers, true, false, null, and lists and mappings of these"

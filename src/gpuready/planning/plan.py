@@ -21,7 +21,7 @@ from gpuready.planning.wish import Wish
 ENGINES_FOLDER = "/opt/gpuready/engines"
 MODELS_FOLDER = "/srv/models"
 SIMULATED_MODELS = "gpuready-sim/"
-SCHEMA = 2
+SCHEMA = 3
 """Of the plan's form; a stored plan of another form is replaced by a new one."""
 
 
@@ -137,7 +137,7 @@ def effective_stack(spec: Mapping[str, Any], cuda: Mapping[str, Any]) -> dict[st
     chosen = {**stack["host"]["cuda"], **cuda}
     # NVIDIA's packages put each version beside the others, the distribution's own is a part of it.
     chosen["home"] = f"/usr/local/cuda-{chosen['version']}" if chosen["source"] == "configured" else "/usr"
-    return {**stack, "host": {**stack["host"], "cuda": chosen}}
+    return {**stack, "name": spec["gpuready_stack"], "host": {**stack["host"], "cuda": chosen}}
 
 
 def make_plan(
@@ -180,11 +180,11 @@ def make_plan(
     # Those on shared GPUs come last, in the order in which they start.
     for declared in sorted(known, key=lambda one: together.start_key(options[one["name"]])):
         replicas = together.noted(declared["name"], placed[declared["name"]], options, claims)
-        planned, refused = plan_deployment(
-            f"host {host}, deployment {declared['name']}", declared, options[declared["name"]], stack, replicas
-        )
+        where = f"host {host}, deployment {declared['name']}"
+        place = _installed(declared, engines, revisions, after)
+        planned, refused = plan_deployment(where, declared, options[declared["name"]], stack, replicas, place)
         failures += refused
-        deployments.append({**planned, **_installed(declared, engines, revisions, after)})
+        deployments.append(planned)
     if failures:
         raise Refusal(failures)
     return _as_stored(spec, stack, facts, models, engines, deployments)

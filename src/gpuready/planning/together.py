@@ -47,7 +47,7 @@ def options(
         try:
             found[name] = search.best(wish, at)
         except Refusal as refusal:
-            failures += named(where, refusal.failures)
+            failures += named(where, wish, refusal.failures)
             continue
         if left is not None:
             left -= wish.kv_offload_gib * found[name].replicas
@@ -86,7 +86,7 @@ def _shared(
         for name, said in refused.items():
             names = " and ".join(wish.name for wish in group)
             where = f"host {host}, deployment {name}" if name else f"host {host}, GPU {gpu}, shared by {names}"
-            failures += named(where, said)
+            failures += named(where, next((wish for wish in group if wish.name == name), group[0]), said)
     return found, failures
 
 

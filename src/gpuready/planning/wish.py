@@ -88,3 +88,5 @@ class Option:
     """What of it may change answers: quantization made while loading, an 8 bit KV cache."""
     reasons: tuple[str, ...] = ()
     """Why each setting is what it is, in sentences."""
+    why: Mapping[str, str] = field(default_factory=dict)
+    """The same by the names of `Run`'s fields, without name and value."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -14,24 +15,36 @@ from gpuready.planning.search.candidates import p99_told
 from gpuready.planning.support import Choices
 from gpuready.planning.wish import Option
 
+_NAMED = re.compile(r"[a-z]+_[a-z_]+ |prefix caching|chunked prefill|no CUDA graphs")
 _TITLES = {"vllm": "vLLM", "sglang": "SGLang", "tensorrt_llm": "TensorRT-LLM"}
 
 
 def explained(option: Option, others: Sequence[Option], known: Choices, usual: Estimate) -> Option:
     """Return the option with its reasons; `others` are all options of the search, `usual` the engine's own defaults."""
-    return replace(option, reasons=tuple(_reasons(option, others, known, usual)))
+    found = list(_reasons(option, others, known, usual))
+    why = {setting: _bare(text) for settings, text in found for setting in settings}
+    return replace(option, reasons=tuple(text for _, text in found), why=why)
 
 
-def _reasons(option: Option, others: Sequence[Option], known: Choices, usual: Estimate) -> Iterator[str]:
-    yield _split(option, others)
-    yield from known.notes
-    yield from _lossy(option, others)
-    yield _length(option)
-    yield _seats(option)
-    yield from _batch(option, usual)
-    yield _part(option)
+def _reasons(
+    option: Option, others: Sequence[Option], known: Choices, usual: Estimate
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield each reason with the fields of `Run` that it explains."""
+    yield ("tp", "pp"), _split(option, others)
+    yield from (((), note) for note in known.notes)
+    yield from ((("quantization", "kv_dtype"), text) for text in _lossy(option, others))
+    yield ("max_model_len",), _length(option)
+    yield ("max_num_seqs",), _seats(option)
+    yield from ((("max_num_batched_tokens",), text) for text in _batch(option, usual))
+    yield ("memory_fraction", "kv_bytes"), _part(option)
     yield from _habits(option)
-    yield from _latent(option)
+    yield from (((), text) for text in _latent(option))
+
+
+def _bare(reason: str) -> str:
+    """Return a reason without the name and the value that it begins with."""
+    head, sign, rest = reason.partition(": ")
+    return rest if sign and _NAMED.match(head) else reason
 
 
 def _set(option: Option, name: str) -> bool:
@@ -139,25 +152,38 @@ def _part(option: Option) -> str:
     )
 
 
-def _habits(option: Option) -> Iterator[str]:
+def _habits(option: Option) -> Iterator[tuple[tuple[str, ...], str]]:
     run, wish = option.run, option.wish
     if wish.task == "generate" and run.engine == "vllm":
         if run.prefix_caching:
-            yield "prefix caching on: blocks of finished requests stay until others need them"
+            yield ("prefix_caching",), "prefix caching on: blocks of finished requests stay until others need them"
         if option.estimate.whole_prompts:
-            yield "no chunked prefill: its older engine (V0) computes a prompt whole, and answers of others wait for it"
+            yield (
+                (),
+                "no chunked prefill: its older engine (V0) computes a prompt whole, and answers of others wait for it",
+            )
         else:
-            yield "chunked prefill: long prompts go in pieces of max_num_batched_tokens between the answers of others"
+            yield (
+                (),
+                "chunked prefill: long prompts go in pieces of max_num_batched_tokens between the answers of others",
+            )
     if run.enforce_eager and not _set(option, "enforce_eager"):
-        yield "no CUDA graphs (enforce_eager): with them there is no KV cache or not half of it; tokens take longer"
+        yield (
+            ("enforce_eager",),
+            "no CUDA graphs (enforce_eager): with them there is no KV cache or not half of it; tokens take longer",
+        )
     if wish.draft is not None:
-        yield f"speculative decoding with {wish.draft.tokens} tokens at once: their weights and KV cache are counted"
+        yield (
+            (),
+            f"speculative decoding with {wish.draft.tokens} tokens at once: their weights and KV cache are counted",
+        )
     if wish.lora is not None:
-        yield f"{wish.lora.slots} adapters of rank {wish.lora.rank} at most at once"
+        yield (), f"{wish.lora.slots} adapters of rank {wish.lora.rank} at most at once"
     if wish.kv_offload_gib:
         yield (
+            (),
             f"{wish.kv_offload_gib:g} GiB of the host's memory for KV that the GPU has no room for: it saves computing "
-            "prompts again, and adds no place for a request"
+            "prompts again, and adds no place for a request",
         )
 
 
