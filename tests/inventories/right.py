@@ -200,6 +200,8 @@ def generate(seed: int) -> Iterator[Right]:
             "gpuready_deployments": deployments,
             **_knobs(dice),
         }
+        if any(one.get("draft") for one in deployments):
+            values["gpuready_accept_advisories"] = ["CVE-2026-54234"]
         if expected := _expected(dice):
             values["gpuready_expect"] = expected
         facts = _facts(card, count, [one["model_path"] for one in deployments])

@@ -240,7 +240,8 @@ def contradictions(dice: random.Random) -> Iterator[Case]:
         "kv_offload_gib": (8, "kv-offloading-size"),
     }
     for name, (value, flag) in said.items():
-        text = as_yaml(changed((*ONE, "flags"), {flag: "x"}, changed((*ONE, name), value)))
+        accepting = {**DECLARED, "gpuready_accept_advisories": ["CVE-2026-54234"]}
+        text = as_yaml(changed((*ONE, "flags"), {flag: "x"}, changed((*ONE, name), value, accepting)))
         says = (f"flags.{flag} and {name} say the same", "keep one of them")
         yield Case("a flag that a field says already", "deployment chat", says, text)
     yield Case(
@@ -284,6 +285,15 @@ def contradictions(dice: random.Random) -> Iterator[Case]:
     yield wrong("an unknown engine", (*ONE, "engine"), "vlm", "'vlm'", "'vllm', 'sglang' or 'tensorrt_llm'")
     yield wrong("an unknown engine", (*ONE, "engine"), "VLLM", "'VLLM'", "'vllm', 'sglang' or 'tensorrt_llm'")
     yield wrong("an unknown task", (*ONE, "task"), "chat", "'chat'", "'generate', 'embed', 'rerank' or 'classify'")
+    broken = as_yaml({**DECLARED, "gpuready_accept_advisories": ["CVE-26-1"]})
+    says = ("'CVE-26-1'", "ids such as CVE-2026-48746")
+    yield Case("an id that is none", "gpuready_accept_advisories[0]", says, broken)
+    unknown = as_yaml({**DECLARED, "gpuready_accept_advisories": ["CVE-2026-48747"]})
+    says = ("CVE-2026-48747 is not known", "did you mean CVE-2026-48746?")
+    yield Case("an id that nobody knows", "gpuready_accept_advisories", says, unknown)
+    images = as_yaml({**DECLARED, "gpuready_deployments": [{**DEPLOYMENT, "flags": {"enable-prompt-embeds": True}}]})
+    says = ("nothing stands against CVE-2026-55514", "gpuready_accept_advisories: [CVE-2026-55514]")
+    yield Case("a vulnerability that is open", "deployment chat", says, images)
     yield wrong("an unknown stack", ("gpuready_stack",), "cu182", "no such stack", "did you mean cu128?")
     yield wrong(
         "an unknown card", ("gpuready_gpu_model",), "h100-80gb-smx", "no such GPU", "did you mean h100-80gb-sxm?"

@@ -74,7 +74,8 @@ def test_all_of_it_stands_in_the_engines_file() -> None:
         kv_offload_gib=16.0,
         draft={"model": "llama", "model_path": "/data/llama", "tokens": 3},
     )
-    made = {**plan(spec(declared)), "gateway": GATEWAY}
+    accepting = {**spec(declared), "gpuready_accept_advisories": ["CVE-2026-54234"]}
+    made = {**plan(accepting), "gateway": GATEWAY}
     files = render_host(Renderer([ROOT / "templates"]), {}, made, {})
     values = yaml.safe_load(files["releases"]["chat"]["serve.yaml"])
     assert (values["enable-lora"], values["max-loras"], values["max-lora-rank"]) == (True, 4, 32)

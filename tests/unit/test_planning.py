@@ -280,7 +280,7 @@ def test_all_refusals_come_at_once() -> None:
 def test_a_draft_model_is_counted_with() -> None:
     draft = {"tokens": 3, "model": "small", "model_path": "/data/small"}
     small = {**LLAMA_8B, "num_hidden_layers": 2}
-    declared = spec(deployment(draft=draft))
+    declared = {**spec(deployment(draft=draft)), "gpuready_accept_advisories": ["CVE-2026-54234"]}
     models = {"llama": read_facts(LLAMA_8B, None), "small": read_facts(small, None)}
     stack = effective_stack(declared, {})
     assert stack is not None

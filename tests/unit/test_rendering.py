@@ -20,6 +20,8 @@ def plan(**change: Any) -> dict[str, Any]:
         "model": "org/model: with 'quotes'",
         "model_path": "/data/m",
         "engine": "vllm",
+        "task": "generate",
+        "refused_requests": [],
         "settings": {
             "tensor_parallel_size": 4,
             "max_model_len": 4096,

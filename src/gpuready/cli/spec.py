@@ -39,12 +39,13 @@ def _schema(_: Call) -> Result:
 
 def _docs(call: Call) -> Result:
     _spec_room()
-    from gpuready.rendering import claims
+    from gpuready.rendering import advisories, claims
     from gpuready.spec.docs import pages
 
     docs, result = CHECKOUT / "docs", Result()
     made = {docs / "reference" / name: text for name, text in pages(CHECKOUT / "roles").items()}
-    for path, text in {**made, docs / "claims.md": claims.page()}.items():
+    made |= {docs / "claims.md": claims.page(), docs / "advisories.md": advisories.page()}
+    for path, text in made.items():
         before = path.read_text(encoding="utf-8") if path.exists() else ""
         if before != text:
             result.changed = True
@@ -53,14 +54,13 @@ def _docs(call: Call) -> Result:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text, encoding="utf-8")
     said = "would be written anew" if call.check else "are written anew"
-    result.summary = (
-        f"the pages of docs/reference and docs/claims.md {said if result.changed else 'are as they should be'}"
-    )
+    state = said if result.changed else "are as they should be"
+    result.summary = f"the pages of docs/reference, docs/claims.md and docs/advisories.md {state}"
     return result
 
 
 VERBS = {
     "check": Verb("check a declaration", _check, takes_input=True),
     "schema": Verb("print the JSON Schema of the shared variables", _schema),
-    "docs": Verb("write docs/reference and docs/claims.md from what they are made of", _docs, changes=True),
+    "docs": Verb("write docs/reference, claims.md and advisories.md from what they are made of", _docs, changes=True),
 }

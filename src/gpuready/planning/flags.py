@@ -25,6 +25,16 @@ OWN = {
     "ssl-keyfile",
     "ssl-certfile",
     "ssl-ca-certs",
+    # A replica's processes are all on one server.
+    "nnodes",
+    "node-rank",
+    "master-addr",
+    "master-port",
+    "headless",
+    "data-parallel-address",
+    "data-parallel-rpc-port",
+    "distributed-executor-backend",
+    "dist-init-addr",
 }
 """Flags that gpuready must own: placement, readiness, gateway and drain rely on them."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from gpuready import __version__, catalog
 from gpuready.outcome import Failure, Refusal
-from gpuready.planning import placement, together, topology
+from gpuready.planning import advisories, placement, together, topology
 from gpuready.planning.deployment import plan_deployment, wish_of
 from gpuready.planning.memory.device import device
 from gpuready.planning.model.facts import ModelFacts
@@ -157,7 +157,9 @@ def make_plan(
     Raises:
         Refusal: with every reason at once; nothing was changed.
     """
-    failures = _stack_failures(host, spec, stack)
+    failures = _stack_failures(host, spec, stack) + advisories.unknown_ids(
+        host, spec.get("gpuready_accept_advisories", ())
+    )
     claims, refused = placement.claims(host, spec)
     failures += refused
     if failures:
@@ -184,10 +186,26 @@ def make_plan(
         place = _installed(declared, engines, revisions, after)
         planned, refused = plan_deployment(where, declared, options[declared["name"]], stack, replicas, place)
         failures += refused
-        deployments.append(planned)
+        stood, refused = _advisories(where, planned, models[declared["model"]], spec)
+        failures += refused
+        deployments.append({**planned, **stood})
     if failures:
         raise Refusal(failures)
     return _as_stored(spec, stack, facts, models, engines, deployments)
+
+
+def _advisories(
+    where: str, planned: Mapping[str, Any], model: ModelFacts, spec: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[Failure]]:
+    """Return what stands against each known vulnerability of a deployment's engine, and those that nothing does."""
+    flags = {one["name"]: one["value"] for group in planned["options"].values() for one in group}
+    exposure = advisories.Exposure(planned["engine"], planned["engine_version"], flags, model.vision, planned["task"])
+    judgement = advisories.judge(exposure, spec.get("gpuready_accept_advisories", ()))
+    stood = {
+        "advisories": list(judgement.answers),
+        "refused_requests": advisories.refused_requests(judgement.requests),
+    }
+    return stood, advisories.failures(where, exposure, judgement)
 
 
 def _as_stored(

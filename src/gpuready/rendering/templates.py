@@ -65,6 +65,16 @@ def render_host(
         values = {"spec": spec, "plan": deployment, "server": server}
         templates = ENGINE_TEMPLATES[deployment["engine"]]
         releases[deployment["name"]] = {name: renderer.render(path, values) for name, path in templates.items()}
+    return {"releases": releases, "gateway": render_gateway(renderer, spec, plan, server)}
+
+
+def render_gateway(
+    renderer: Renderer, spec: Mapping[str, Any], plan: Mapping[str, Any], server: Mapping[str, Any]
+) -> dict[str, str]:
+    """Render the gateway's files: `{name: text}`."""
     values = {"spec": spec, "plan": plan, "server": server}
-    gateway = {name: renderer.render(path, values) for name, path in GATEWAY_TEMPLATES.items()}
-    return {"releases": releases, "gateway": gateway}
+    files = {name: renderer.render(path, values) for name, path in GATEWAY_TEMPLATES.items()}
+    # HAProxy reads a pattern from a file as it stands; in its configuration it would have to be quoted.
+    for rule in (rule for one in plan["deployments"] for rule in one["refused_requests"]):
+        files |= {name: f"{pattern}\n" for name, pattern in rule["files"].items()}
+    return files

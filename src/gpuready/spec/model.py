@@ -98,6 +98,7 @@ AbsolutePath = Annotated[
         "is an absolute path of letters, digits and _ . / : @ + = , ~ -, without . and .. as a part",
     ),
 ]
+AdvisoryId = Annotated[str, Form(r"(CVE-20\d\d-\d{4,7}|GHSA(-[0-9a-z]{4}){3})", "are ids such as CVE-2026-48746")]
 FlagName = Annotated[
     str,
     Form(r"-{0,2}[A-Za-z][A-Za-z0-9._-]{0,99}", "are letters, digits, dots and dashes, as the engine spells it"),
@@ -292,6 +293,10 @@ class HostSpec(_Declared):
     )
     gpuready_simulated: Truth = Field(
         default=False, description="The server is a simulated one, made by this checkout's machine builder."
+    )
+    gpuready_accept_advisories: list[AdvisoryId] = Field(
+        default_factory=list,
+        description="Known vulnerabilities of engines that the operator accepts, by id; docs/advisories.md lists them.",
     )
     gpuready_replan: Truth = Field(
         default=False, description="Take this version's plan even where the plan on the server still holds."
