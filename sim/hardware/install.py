@@ -7,7 +7,8 @@ The machine then has a libnvidia-ml.so.1 that answers from /var/lib/gpuready-sta
 at boot, makes the dynamic linker find that library first, lays a PCI tree over /sys/bus/pci/devices and the
 driver's lines over /proc/devices and /proc/modules. The library has a directory of its own because Debian's
 libnvidia-ml1, which comes with the CUDA toolkit, owns the usual place. For what has no call in NVML there are a
-program, gpus-standin, and a stand-in nvidia-smi, which Debian's own replaces where it is installed.
+program, gpus-standin, and a stand-in nvidia-smi, which Debian's own replaces where it is installed. What an engine
+lacks on a CPU lies in usr/lib/gpuready-standin/engines, a folder for each stand-in.
 
 Running it again changes nothing. It needs gcc and the checkout's .venv, nothing else, and never installs into a
 running system: ROOT is a directory other than /. The unit does nothing outside a container, nor where there is
@@ -35,6 +36,7 @@ from sim.hardware.refusal import RefusalError
 HERE = Path(__file__).resolve().parent
 SIM = HERE.parent
 SOURCES = SIM / "nvml"
+ENGINES = SIM / "engines"
 FILES = HERE / "files"
 
 COMPILER = "gcc"
@@ -115,6 +117,11 @@ def _compile(cache: Path, name: str, flags: tuple[str, ...], sources: list[Path]
             raise RefusalError(f"{COMPILER} could not compile the stand-in: {done.stderr.strip()}")
         made.replace(target)
     return target
+
+
+def engine_files() -> dict[str, bytes | Path]:
+    """Return the stand-ins of what engines lack on a CPU, by path: a folder of Python's search path for each."""
+    return {str(path.relative_to(ENGINES)): path.read_bytes() for path in sorted(ENGINES.rglob("*.py"))}
 
 
 class Installer:
@@ -245,6 +252,7 @@ def install(root: Path, preset: str, machine: str | None, cache: Path, driver: b
 
     installer = Installer(root)
     installer.tree(f"{HOME}/pci", hardware.tree)
+    installer.tree(f"{HOME}/engines", engine_files())
     installer.file(f"{HOME}/hardware-standin", (FILES / "hardware-standin").read_bytes(), 0o755)
     installer.file(f"etc/systemd/system/{UNIT}", (FILES / UNIT).read_bytes())
     installer.link(f"etc/systemd/system/sysinit.target.wants/{UNIT}", f"../{UNIT}")
@@ -279,6 +287,8 @@ def main() -> int:
         help="where the compiled library is kept (default: %(default)s)",
     )
     options = parser.parse_args()
+    # Engines, which are no root on the machine, read what lies there.
+    os.umask(0o022)
     try:
         if options.check:
             describe(options.preset, "check")

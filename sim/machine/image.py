@@ -36,7 +36,8 @@ HARDWARE = CHECKOUT / "sim/hardware/install.py"
 PRESETS = CHECKOUT / "sim/hardware/presets"
 MARKER = "etc/gpuready-simulated-machine"
 SYSTEM_RECIPE = [CHECKOUT / "sim/machine/image.py", CHECKOUT / "sim/machine/sources.py"]
-HARDWARE_RECIPE = [CHECKOUT / "sim/hardware", CHECKOUT / "sim/nvml"]
+HARDWARE_RECIPE = [CHECKOUT / "sim/hardware", CHECKOUT / "sim/nvml", CHECKOUT / "sim/engines"]
+STANDINS = "usr/lib/gpuready-standin/engines"
 MASKED = ("apt-daily.timer", "apt-daily-upgrade.timer")
 """Timers that would take apt's lock in the middle of a test."""
 
@@ -196,9 +197,10 @@ def _configure(root: Path) -> None:
 
 
 def _mark(root: Path, name: str) -> None:
-    """Write the marker: roles allow stand-ins only on a machine that carries it."""
+    """Write the marker: roles allow stand-ins only on a machine that carries it, and of engines those that it names."""
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    marker = {"builder": "gpuready sim/machine", "image": name, "built": now}
+    there = sorted(folder.name for folder in (root / STANDINS).iterdir())
+    marker = {"builder": "gpuready sim/machine", "image": name, "built": now, "standins": there}
     _write(root, MARKER, json.dumps(marker, indent=2) + "\n")
     for folder in ("etc", "var"):
         # As on a server that has booted before: else systemd takes the first boot for one after an update.

@@ -11,6 +11,7 @@ from tests.unit.planning_options import LLAMA_8B
 
 from gpuready.operations.facts import placement, release_files
 from gpuready.planning.host import decide, engine_ports, keep_or_renew, needs_of
+from gpuready.planning.preflight import stand_in_failures
 from gpuready.planning.surroundings import TARGETS
 
 GIB = 1024**3
@@ -132,6 +133,26 @@ def test_contradiction_is_one_sentence(facts: dict[str, Any], words: str) -> Non
     found = sentences(good_spec(), facts)
     assert len(found) == 1, found
     assert words in found[0]
+
+
+@pytest.mark.parametrize(
+    ("marker", "made_with"),
+    [({"builder": "x"}, "none"), ({"builder": "x", "standins": ["other"]}, "other"), (None, "none")],
+)
+def test_an_engine_without_its_stand_in_on_the_machine_is_refused(
+    marker: dict[str, Any] | None, made_with: str
+) -> None:
+    engines: list[dict[str, Any]] = [
+        {"engine": "vllm", "version": "0.32.0", "standin": None},
+        {"engine": "sglang", "version": "0.5.23", "standin": "sglang_cpu_one"},
+    ]
+    (failure,) = stand_in_failures("h1", engines, facts_with(simulated_marker=marker))
+    assert failure.sentence() == (
+        "host h1: sglang 0.5.23 needs the stand-in sglang_cpu_one, which is not on it: the machine was made with "
+        f"{made_with}; make the machine anew from this checkout."
+    )
+    there = {"builder": "x", "standins": ["other", "sglang_cpu_one"]}
+    assert stand_in_failures("h1", engines, facts_with(simulated_marker=there)) == []
 
 
 def test_simulated_needs_the_marker_too() -> None:

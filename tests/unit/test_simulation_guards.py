@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 from tests.unit.standin import CHECKOUT
 
 FILES = CHECKOUT / "sim/hardware/files"
 PRODUCT = ("site.yml", "ansible.cfg", "playbooks", "roles", "plugins", "templates", "src", "inventories/example")
 
 
+KNOWN = re.compile(
+    rb"[-_]standin|standin[-_]|sim/hardware|sim/nvml|sim/machine|sim/engines|sim\.hardware|scripts/gpusim"
+)
+STACKS = CHECKOUT / "src/gpuready/catalog/stacks.yaml"
+
+
 def test_nothing_that_site_yml_runs_knows_the_simulation() -> None:
     paths = [CHECKOUT / name for name in PRODUCT]
     files = [file for path in paths for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file()]
     assert len(files) > 100
-    known = (b"standin", b"sim/hardware", b"sim/nvml", b"sim/machine", b"sim.hardware", b"scripts/gpusim")
-    assert [str(file) for file in files if any(word in file.read_bytes() for word in known)] == []
+    assert [str(file) for file in files if file != STACKS and KNOWN.search(file.read_bytes())] == []
+
+
+def test_only_a_stack_for_simulated_servers_names_a_stand_in() -> None:
+    """What an engine lacks on a CPU is named there; without the marker of the machine it is not even looked for."""
+    stacks = yaml.safe_load(STACKS.read_text(encoding="utf-8"))["stacks"]
+    simulated = {name: stack for name, stack in stacks.items() if stack["simulated_only"]}
+    assert sorted(simulated) == ["cpu"]
+    for name, stack in stacks.items():
+        for entry in stack["engines"].values():
+            named = entry.get("standin")
+            assert named is None or name in simulated
+            assert named is None or (CHECKOUT / "sim/engines" / named).is_dir()
+            told = yaml.safe_dump({**entry, "standin": None}).encode()
+            assert KNOWN.search(told) is None or named is not None, (name, entry)
 
 
 @pytest.mark.parametrize("unit", sorted(file.name for file in FILES.glob("*.service")))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from sim.hardware.describe import load_server, names
 from sim.hardware.state_text import render_state
+from sim.machine import image
 from tests.unit.standin import CHECKOUT
 
 from gpuready.hardware import pci
@@ -106,6 +108,21 @@ def test_everything_is_named_a_stand_in_and_the_unit_is_enabled(root: Path) -> N
     unit = "gpuready-standin-hardware.service"
     assert files(root)[f"etc/systemd/system/sysinit.target.wants/{unit}"] == f"../{unit}"
     assert "ConditionVirtualization=container" in (root / "etc/systemd/system" / unit).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("driver", [(), ("--no-driver",)])
+def test_what_engines_lack_on_a_cpu_is_there_and_named_in_the_marker(root: Path, driver: tuple[str, ...]) -> None:
+    stale = root / image.STANDINS / "an_older_one_standin/vllm.py"
+    stale.parent.mkdir(parents=True)
+    stale.touch()
+    assert install(root, *driver).returncode == 0
+    operator = root / image.STANDINS / "sglang_cpu_standin/vllm/_custom_ops.py"
+    ours = CHECKOUT / "sim/engines/sglang_cpu_standin/vllm/_custom_ops.py"
+    assert (operator.read_bytes(), operator.stat().st_mode & 0o777) == (ours.read_bytes(), 0o644)
+    (root / "var").mkdir(exist_ok=True)
+    image._mark(root, "some-image")
+    marker = json.loads((root / image.MARKER).read_text(encoding="utf-8"))
+    assert marker["standins"] == ["sglang_cpu_standin"]
 
 
 def test_another_preset_replaces_the_devices_and_keeps_none(root: Path) -> None:

@@ -186,6 +186,7 @@ def decide(
                 "buffer_bytes": gateway["body_limit_kib"] * 1024 + 16384,
             }
             failures += preflight.port_failures(host, engine_ports(plan), facts)
+            failures += preflight.stand_in_failures(host, plan["engines"], facts)
         except Refusal as refusal:
             failures += refusal.failures
     needs = _disk_needs(plan, facts) if plan else dict.fromkeys(PATHS, 0.0)

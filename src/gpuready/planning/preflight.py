@@ -140,6 +140,21 @@ def simulation_failures(host: str, simulated: bool, facts: Mapping[str, Any]) ->
     return []
 
 
+def stand_in_failures(host: str, engines: Iterable[Mapping[str, Any]], facts: Mapping[str, Any]) -> list[Failure]:
+    """Check that the simulated server has the stand-ins without which its engines do not start."""
+    there = (facts["simulated_marker"] or {}).get("standins", [])
+    return [
+        Failure(
+            "preflight.stand_in",
+            f"host {host}: {one['engine']} {one['version']} needs the stand-in {one['standin']}, which is not on it",
+            f"the machine was made with {', '.join(there) or 'none'}",
+            "make the machine anew from this checkout",
+        )
+        for one in engines
+        if one.get("standin") and one["standin"] not in there
+    ]
+
+
 def expectation_failures(host: str, expect: Mapping[str, Any], facts: Mapping[str, Any]) -> list[Failure]:
     """Compare gpuready_expect with the server; what cannot be read is said, never passed."""
     links = sorted(
