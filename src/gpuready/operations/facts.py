@@ -34,7 +34,7 @@ def show(request: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts of this server.
 
     `request` names what to look at beyond the hardware: `paths` whose filesystems matter, `targets` that must be
-    writable, `models` (folders), `packages` (Debian packages whose installed version matters).
+    writable, `models` (as planning/sources.py asks for them), `packages` (Debian packages whose version matters).
     """
     clock = time.time()
     devices = pci.scan()
@@ -77,7 +77,7 @@ def show(request: Mapping[str, Any]) -> dict[str, Any]:
             for one in read.listening_ports or ()
         ],
         "simulated_marker": read.simulated_machine,
-        "models": {path: read_model_facts(path) for path in request.get("models", [])},
+        "models": {one["path"]: read_model_facts(one["path"]) for one in request.get("models", [])},
         "engines": engine_folders(),
         "packages": packages,
         "begun": begun(packages),

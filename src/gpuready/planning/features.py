@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from gpuready.outcome import Failure
-from gpuready.planning import support
+from gpuready.planning import sources, support
 
 _TASKS = {"generate": "generate", "embed": "embed", "rerank": "score", "classify": "classify"}
 _RUNNERS = {
@@ -27,7 +27,8 @@ def _task(name: str, task: str) -> dict[str, Any]:
 
 
 def _draft(name: str, draft: Mapping[str, Any]) -> dict[str, Any]:
-    drafts = {"model": draft["model_path"]} if draft["model_path"] else {"method": "mtp"}
+    path = sources.draft_path(draft)
+    drafts = {"model": path} if path else {"method": "mtp"}
     return {name: {**drafts, "num_speculative_tokens": draft["tokens"]}}
 
 

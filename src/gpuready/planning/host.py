@@ -7,7 +7,7 @@ from typing import Any
 
 from gpuready import catalog
 from gpuready.outcome import Failure, Refusal
-from gpuready.planning import preflight, surroundings
+from gpuready.planning import preflight, sources, surroundings
 from gpuready.planning.memory.run import GIB
 from gpuready.planning.model.config import Headers, UnknownModel, read_facts
 from gpuready.planning.model.facts import ModelFacts
@@ -19,14 +19,20 @@ ENGINE_UNITS = "gpuready-engine@"
 GATEWAY_FOLDER = "/etc/gpuready/gateway"
 
 
-def needs_of(spec: Mapping[str, Any] | None, stack: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the input of `gpuready facts show` that answers everything preflight and planner ask."""
+def needs_of(
+    spec: Mapping[str, Any] | None, stack: Mapping[str, Any] | None, hubs: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the input of `gpuready facts show` that answers everything preflight and planner ask.
+
+    `hubs` says how the hubs of models are reached: `{endpoints: {hub: address}, token_hub}`.
+    """
     deployments = spec["gpuready_deployments"] if spec else []
     packages = list(stack["host"]["cuda"]["packages"]) if stack else []
     return {
         "paths": list(PATHS),
         "targets": list(surroundings.TARGETS),
-        "models": [path for one in deployments for path, _ in preflight.model_paths(one)],
+        "models": sources.together(one.request() for each in deployments for one in sources.asked(each)),
+        "hubs": dict(hubs or {}),
         "packages": packages,
         # The distribution's archive is added by the stage itself; other sources must be there already.
         "offered": packages if stack and stack["host"]["cuda"]["source"] == "configured" else [],
@@ -41,36 +47,50 @@ def _models(
     failures = []
     for one in spec["gpuready_deployments"]:
         name, where = one["model"], f"host {host}, deployment {one['name']}"
-        if name.startswith(SIMULATED_MODELS) and one["model_path"]:
-            what = f"{where}: model_path is set, and gpuready makes {name} itself"
-            failures.append(Failure("plan.simulated_path", what, "", "remove model_path"))
-            continue
+        path = sources.path_of(one)
         if name.startswith(SIMULATED_MODELS):
-            read = generated.get(name)
-            if read is None:
-                what = f"{where}, model = {name!r}: no such simulated model"
-                failures.append(Failure("plan.no_model", what, "", f"there is {SIMULATED_MODELS}tiny-qwen2"))
+            refused = _simulated_failures(where, spec, one, generated)
+            failures += refused
+            if refused:
                 continue
-            if not spec["gpuready_simulated"]:
-                what = f"{where}, model = {name!r} has random weights and is for simulated servers only"
-                failures.append(Failure("plan.simulated_model", what, "", "name a real model and its model_path"))
-                continue
-        elif one["model_path"] is None:
+            read = generated[name]
+        elif path is None:
             what = f"{where}: model_path is not set"
-            fix = "name the folder on the server that holds the model's config.json and safetensors files"
+            fix = (
+                "name the folder on the server that holds the model's config.json and safetensors files, or set source "
+                "to have it downloaded"
+            )
             failures.append(Failure("plan.no_model_path", what, "", fix))
             continue
         else:
-            read = facts["models"].get(one["model_path"], {})
-            if read.get("failures") or not read.get("config"):
-                continue  # said by preflight
+            read = facts["models"].get(path, {})
+        failures += sources.failures(where, one, facts["models"])
+        if read.get("failures") or not read.get("config"):
+            continue  # said by preflight
         failures += _read(f"{where}: {name}", name, read, models)
-        draft = one.get("draft") or {}
-        if draft.get("model_path"):
-            read = facts["models"].get(draft["model_path"], {})
-            if not read.get("failures") and read.get("config"):
-                failures += _read(f"{where}, draft.model: {draft['model']}", draft["model"], read, models)
+        draft = facts["models"].get(sources.path_of(one, "draft"), {})
+        if draft.get("config") and not draft.get("failures"):
+            drafting = one["draft"]["model"]
+            failures += _read(f"{where}, draft.model: {drafting}", drafting, draft, models)
     return models, failures
+
+
+def _simulated_failures(
+    where: str, spec: Mapping[str, Any], deployment: Mapping[str, Any], generated: Mapping[str, Mapping[str, Any]]
+) -> list[Failure]:
+    """Return why a model that gpuready makes itself is refused."""
+    name = deployment["model"]
+    if sources.path_of(deployment):
+        key = "source" if deployment.get("source") else "model_path"
+        what = f"{where}: {key} is set, and gpuready makes {name} itself"
+        return [Failure("plan.simulated_path", what, "", f"remove {key}")]
+    if name not in generated:
+        what = f"{where}, model = {name!r}: no such simulated model"
+        return [Failure("plan.no_model", what, "", f"there is {SIMULATED_MODELS}tiny-qwen2")]
+    if not spec["gpuready_simulated"]:
+        what = f"{where}, model = {name!r} has random weights and is for simulated servers only"
+        return [Failure("plan.simulated_model", what, "", "name a real model and its model_path or source")]
+    return []
 
 
 def _read(what: str, name: str, read: Mapping[str, Any], models: dict[str, ModelFacts]) -> list[Failure]:
@@ -120,6 +140,7 @@ def _disk_needs(plan: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, 
     for engine in plan["engines"]:
         if engine["folder"] not in facts["engines"]:
             needs["/opt/gpuready"] += engine["install_gib"] + engine["download_gib"]
+    needs[sources.STORE] += sum(one.get("missing_bytes", 0) for one in facts["models"].values()) / GIB
     return {path: max(0.0, gib - facts["begun"].get(path, 0) / GIB) for path, gib in needs.items()}
 
 
@@ -156,7 +177,8 @@ def decide(
     """
     cards = catalog.load("gpus")["cards"]
     failures = preflight.system_failures(host, facts)
-    failures += surroundings.target_failures(host, facts, places_models=bool(generated))
+    brings = bool(generated) or any(one.get("missing_bytes") for one in facts["models"].values())
+    failures += surroundings.target_failures(host, facts, places_models=brings)
     failures += preflight.simulation_failures(host, spec["gpuready_simulated"], facts)
     known_card = any(spec["gpuready_gpu_model"] in (key, *card["aliases"]) for key, card in cards.items())
     if known_card:

@@ -12,15 +12,15 @@ from typing import Any
 
 from gpuready import __version__, catalog
 from gpuready.outcome import Failure, Refusal
-from gpuready.planning import advisories, placement, together, topology
+from gpuready.planning import advisories, placement, sources, together, topology
 from gpuready.planning.deployment import plan_deployment, wish_of
 from gpuready.planning.memory.device import device
 from gpuready.planning.model.facts import ModelFacts
 from gpuready.planning.wish import Wish
 
 ENGINES_FOLDER = "/opt/gpuready/engines"
-MODELS_FOLDER = "/srv/models"
-SIMULATED_MODELS = "gpuready-sim/"
+MODELS_FOLDER = sources.STORE
+SIMULATED_MODELS = sources.SIMULATED_MODELS
 SCHEMA = 3
 """Of the plan's form; a stored plan of another form is replaced by a new one."""
 
@@ -124,9 +124,8 @@ def _host(spec: Mapping[str, Any], stack: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def model_folder(deployment: Mapping[str, Any], revision: str) -> str:
-    """Return where a deployment's model lies: the operator's path, or our store."""
-    own = deployment.get("model_path")
-    return str(own) if own else f"{MODELS_FOLDER}/{deployment['model'].replace('/', '--')}@{revision}"
+    """Return where a deployment's model lies: the operator's path, or our store; `revision` is a generated model's."""
+    return sources.path_of(deployment) or sources.folder(deployment["model"], revision)
 
 
 def effective_stack(spec: Mapping[str, Any], cuda: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -191,7 +190,7 @@ def make_plan(
         deployments.append({**planned, **stood})
     if failures:
         raise Refusal(failures)
-    return _as_stored(spec, stack, facts, models, engines, deployments)
+    return _as_stored(spec, stack, facts, models, engines, deployments, sources.in_plan(known, deployments))
 
 
 def _advisories(
@@ -215,6 +214,7 @@ def _as_stored(
     models: Mapping[str, ModelFacts],
     engines: Sequence[Mapping[str, Any]],
     deployments: Sequence[Mapping[str, Any]],
+    places: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Return the plan as it is stored and sent."""
     plan = {
@@ -223,7 +223,7 @@ def _as_stored(
         "inputs": inputs_digest(spec, stack, facts, models),
         "host": _host(spec, stack),
         "engines": engines,
-        "models": [_model_place(one) for one in deployments],
+        "models": places,
         "deployments": deployments,
     }
     # What is compared with a stored plan must not differ by tuples and lists.
@@ -243,13 +243,9 @@ def _installed(
     return {
         "model_path": model_folder(declared, revisions.get(declared["model"], "")),
         "engine_folder": engine["folder"],
+        "adapters": sources.adapters(declared),
         **({"start_after": after[name]} if name in after else {}),
     }
-
-
-def _model_place(planned: Mapping[str, Any]) -> dict[str, Any]:
-    model = planned["model"]
-    return {"model": model, "path": planned["model_path"], "generated": model.startswith(SIMULATED_MODELS)}
 
 
 def _wishes(

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpuready import catalog
 from gpuready.outcome import Failure
-from gpuready.planning import clock
+from gpuready.planning import clock, sources
 from gpuready.planning.memory.run import GIB
 
 NVIDIA = "10de"
@@ -238,23 +238,14 @@ def repository_failures(host: str, facts: Mapping[str, Any]) -> list[Failure]:
     ]
 
 
-def model_paths(deployment: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the folders of models that a deployment names, each with the key that names it."""
-    named = {
-        "model_path": deployment["model_path"],
-        "draft.model_path": (deployment.get("draft") or {}).get("model_path"),
-    }
-    return [(path, key) for key, path in named.items() if path]
-
-
 def model_failures(host: str, deployments: Iterable[Mapping[str, Any]], facts: Mapping[str, Any]) -> list[Failure]:
     """Return what is wrong with the folders of the models, with the deployment that names each."""
     failures = []
-    for deployment, path, key in ((one, *named) for one in deployments for named in model_paths(one)):
-        read = facts["models"].get(path)
+    for deployment, named in ((one, named) for one in deployments for named in sources.asked(one)):
+        read = facts["models"].get(named.path)
         if read is None:
             continue
-        where = f"host {host}, deployment {deployment['name']}, {key} = {path}"
+        where = f"host {host}, deployment {deployment['name']}, {named.title}"
         failures += [
             Failure(one["code"], f"{where}: {one['what']}", one["why"], one["fix"]) for one in read["failures"]
         ]

@@ -99,6 +99,20 @@ AbsolutePath = Annotated[
     ),
 ]
 AdvisoryId = Annotated[str, Form(r"(CVE-20\d\d-\d{4,7}|GHSA(-[0-9a-z]{4}){3})", "are ids such as CVE-2026-48746")]
+Repository = Annotated[
+    str,
+    Form(
+        r"(?!.*(\.\.|--))[A-Za-z0-9][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,95})?",
+        "is the name of a repository on the hub, e.g. Qwen/Qwen2.5-7B-Instruct",
+    ),
+]
+Revision = Annotated[
+    str,
+    Form(
+        r"(?!.*(\.\.|//))[A-Za-z0-9][A-Za-z0-9._/-]{0,99}",
+        "is the full hash of a commit: 40 hexadecimal digits",
+    ),
+]
 FlagName = Annotated[
     str,
     Form(r"-{0,2}[A-Za-z][A-Za-z0-9._-]{0,99}", "are letters, digits, dots and dashes, as the engine spells it"),
@@ -161,6 +175,20 @@ Gpus = Annotated[
 ]
 
 
+class Source(_Declared):
+    """Where a model is downloaded from: one commit of a repository, so that its files can never change."""
+
+    hub: Literal["huggingface", "modelscope"] = Field(
+        default="huggingface", description="The hub; models_endpoint names a mirror of it."
+    )
+    repository: Repository | None = Field(
+        default=None, description="The repository's name on the hub; not set: the name of the model."
+    )
+    revision: Revision = Field(
+        description="The commit: all 40 digits of its hash. A branch or tag is refused, with the commit it has now."
+    )
+
+
 class Draft(_Declared):
     """Speculative decoding: what drafts, and how far."""
 
@@ -170,13 +198,42 @@ class Draft(_Declared):
     model_path: AbsolutePath | None = Field(
         default=None, description="Folder on the server that holds the drafting model's files."
     )
+    source: Source | None = Field(
+        default=None, description="Where the drafting model is downloaded from, instead of model_path."
+    )
     tokens: Annotated[int, Field(ge=1, le=32), WHOLE] = Field(description="Tokens that are drafted at once.")
 
     @model_validator(mode="after")
     def _is_whole(self) -> Draft:
-        if (self.model is None) != (self.model_path is None):
-            unset, other = ("model", "model_path") if self.model is None else ("model_path", "model")
+        _one_place(self.model_path, self.source)
+        place = "source" if self.source else "model_path"
+        if (self.model is None) != (self.model_path is None and self.source is None):
+            unset, other = ("model", place) if self.model is None else (place, "model")
             raise ValueError(f"{other} is set and {unset} is not; set both, or neither for the checkpoint's own layers")
+        return self
+
+
+def _one_place(path: str | None, source: Source | None, key: str = "model_path") -> None:
+    if path is not None and source is not None:
+        raise ValueError(f"{key} and source are both set: the files lie on the server, or are downloaded")
+
+
+class Adapter(_Declared):
+    """One LoRA adapter, which the API serves under a name of its own."""
+
+    name: ModelId = Field(description="Name under which the API serves the model with this adapter.")
+    path: AbsolutePath | None = Field(
+        default=None, description="Folder on the server that holds adapter_config.json and adapter_model.safetensors."
+    )
+    source: Source | None = Field(
+        default=None, description="Where the adapter is downloaded from; without a repository: the name of the adapter."
+    )
+
+    @model_validator(mode="after")
+    def _has_a_place(self) -> Adapter:
+        _one_place(self.path, self.source, "path")
+        if self.path is None and self.source is None:
+            raise ValueError("neither path nor source is set; set one of them")
         return self
 
 
@@ -186,6 +243,9 @@ class Lora(_Declared):
     slots: Annotated[int, Field(ge=1, le=256), WHOLE] = Field(description="Adapters that one batch may use.")
     rank: Annotated[Literal[8, 16, 32, 64, 128, 256, 320, 512], WHOLE] = Field(
         default=16, description="Greatest rank of an adapter."
+    )
+    adapters: list[Adapter] = Field(
+        default_factory=list, description="The adapters that are loaded when the engine starts."
     )
 
 
@@ -199,6 +259,19 @@ class Deployment(_Declared):
     )
     model_path: AbsolutePath | None = Field(
         default=None, description="Folder on the server that holds the model's files."
+    )
+    source: Source | None = Field(
+        default=None, description="Where the model is downloaded from, instead of model_path."
+    )
+    trust_remote_code: Truth | None = Field(
+        default=None,
+        description="Python code of the model's repository: true fetches and runs it; false does neither, for models "
+        "that the engine knows by itself. Not set: a model that brings code is refused.",
+    )
+    allow_pickle: Truth = Field(
+        default=False,
+        description="Weights may be pickle files (.bin, .pt), which can run code when they are loaded, where there "
+        "are no safetensors.",
     )
     engine: Literal["vllm", "sglang", "tensorrt_llm"] = Field(description="Inference engine.")
     gpus: Gpus = Field(
@@ -218,15 +291,18 @@ class Deployment(_Declared):
         description="Memory of every GPU that is left to nobody, in GiB; not set: what the engine's version needs.",
     )
     draft: Draft | None = Field(default=None, description="Speculative decoding.")
-    lora: Lora | None = Field(
-        default=None, description="LoRA adapters beside the model; flags.lora-modules names and loads them."
-    )
+    lora: Lora | None = Field(default=None, description="LoRA adapters beside the model, and room for them.")
     kv_offload_gib: Annotated[float, Field(ge=0, le=16384), DECIMAL] = Field(
         default=0, description="RAM of each replica, in GiB, for the KV cache of what no longer fits on its GPUs."
     )
     flags: dict[FlagName, Any] = Field(
         default_factory=dict, description="Engine flags in the engine's own spelling; they win over the plan."
     )
+
+    @model_validator(mode="after")
+    def _lies_in_one_place(self) -> Deployment:
+        _one_place(self.model_path, self.source)
+        return self
 
 
 class Expect(_Declared):
