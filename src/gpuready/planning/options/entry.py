@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuready.planning import support
-from gpuready.planning.memory.run import Run
+from gpuready.planning.memory.run import GIB, Run
 from gpuready.planning.wish import Option
 
 GROUPS = ("model", "network", "parallel", "memory", "batching", "cache", "features", "stop", "declared")
@@ -75,6 +75,14 @@ class Served:
         if name is None or value is None:
             return None
         return Entry(name, value, why or self.why(setting))
+
+
+def kv_tokens(name: str, served: Served) -> Entry:
+    """Return the option of an engine that is told of its KV cache in tokens, not in bytes."""
+    run = served.run
+    told = run.kv_bytes or 0
+    per_token = served.option.wish.model.kv_bytes_per_token() / (run.tp * run.pp)
+    return Entry(name, int(told // max(1.0, per_token)), f"{served.why('kv_bytes')}: {told / GIB:.2f} GiB of KV cache")
 
 
 def bare(name: str) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gpuready.planning.memory.run import GIB
-from gpuready.planning.options.entry import Entry, Served
+from gpuready.planning.options.entry import Entry, Served, kv_tokens
 from gpuready.planning.options.vllm import as_text
 
 
@@ -36,14 +35,16 @@ def options(served: Served) -> Iterator[tuple[str, Entry]]:
         if entry and (always or entry.value not in (None, 1)):
             yield group, entry
     if run.kv_bytes is not None:
-        tokens = int(run.kv_bytes // max(1.0, served.option.wish.model.kv_bytes_per_token() / (run.tp * run.pp)))
-        why = f"{served.why('kv_bytes')}: {run.kv_bytes / GIB:.2f} GiB of KV cache"
-        yield "memory", Entry("max-total-tokens", tokens, why)
+        yield "memory", kv_tokens("max-total-tokens", served)
     chunk = run.chunked_prefill_size or run.max_num_batched_tokens
     if chunk:
         yield "batching", Entry("chunked-prefill-size", chunk, served.why("max_num_batched_tokens"))
     if run.enforce_eager:
-        yield "batching", Entry("disable-cuda-graph", True, served.why("enforce_eager"))
+        # Of a flag that it calls deprecated 0.5.23 takes no word from a file, only from the command line (run).
+        phases = served.flag("graph_max_batch") == "cuda-graph-max-bs-decode"
+        words = {f"cuda-graph-backend-{phase}": "disabled" for phase in ("decode", "prefill")}
+        for name, value in words.items() if phases else (("disable-cuda-graph", True),):
+            yield "batching", Entry(name, value, served.why("enforce_eager"))
     if run.prefix_caching is False:
         yield "cache", Entry("disable-radix-cache", True, served.why("prefix_caching"))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuready.planning.options.entry import Entry, Served
+from gpuready.planning.options.entry import Entry, Served, kv_tokens
 
 
 def options(served: Served) -> Iterator[tuple[str, Entry]]:
@@ -13,7 +13,6 @@ def options(served: Served) -> Iterator[tuple[str, Entry]]:
     Model, address and port stand on the command line, which alone takes them.
     """
     run = served.run
-    yield "network", Entry("return_perf_metrics", True, "its figures are compared with the plan")
     yield "network", Entry("enable_iter_perf_stats", True, "its figures are compared with the plan")
     for group, setting, always in (
         ("model", "dtype", False),
@@ -33,6 +32,8 @@ def options(served: Served) -> Iterator[tuple[str, Entry]]:
         if entry and (always or entry.value not in (None, 1)):
             name = _NAMES.get(entry.name, entry.name)
             yield group, Entry(name, entry.value, entry.why)
+    if run.kv_bytes is not None and served.flag("kv_bytes") is None:
+        yield "memory", kv_tokens("kv_cache_config.max_tokens", served)
 
 
 _NAMES = {"tp_size": "tensor_parallel_size", "pp_size": "pipeline_parallel_size"}
