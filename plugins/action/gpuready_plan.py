@@ -127,13 +127,16 @@ class ActionModule(ActionBase):
         spec = spec.model_dump(exclude={"gpuready_proxy"})
         gateway = {name.removeprefix("gateway_"): value for name, value in declared.effective("gateway", knobs).items()}
         cuda = {name.removeprefix("cuda_"): value for name, value in knobs["cuda"].items()}
+        engines = {name.removeprefix("engines_"): value for name, value in knobs["engines"].items()}
         try:
             asked = time.time()
-            facts = self._facts(host, needs_of(spec, effective_stack(spec, cuda)), task_vars)
+            facts = self._facts(host, needs_of(spec, effective_stack(spec, cuda), engines=engines), task_vars)
             for note in surroundings.notes(facts, asked, time.time()):
                 self._display.display(f"  {host}: note: {note}")
             generated = self._generated_models(spec)
-            plan, refused = decide(host, spec, gateway, facts, generated, cuda, serve=not options["show"])
+            plan, refused = decide(
+                host, spec, gateway, facts, generated, cuda, serve=not options["show"], engines=engines
+            )
             names = [one["name"] for one in spec["gpuready_deployments"]]
             failures += [with_place(failure, host, locate, names) for failure in refused]
             if options["show"] and plan is not None:

@@ -277,11 +277,19 @@ def contradictions(dice: random.Random) -> Iterator[Case]:
             ("is refused", "profiles such as 3g.40gb"),
             as_yaml(changed((*ONE, "gpus"), {"mig": mig})),
         )
-    for engine in ("sglang", "tensorrt_llm"):
+    text = as_yaml(changed((*ONE, "engine"), "sglang", changed(("gpuready_stack",), "cu129")))
+    yield Case("an engine that the stack lacks", "deployment chat, engine = 'sglang'", ("is not in stack cu129",), text)
+    for engine, python, words in (
+        ("tensorrt_llm", "3.11", ("no lock for the server's Python 3.11", "Ubuntu 24.04 (3.12)", "engines_pythons: {")),
+        ("tensorrt_llm", "3.12", ("has no lock in this checkout yet", "scripts/lock tensorrt-llm-1.0.0-cu128-py312")),
+        (
+            "sglang",
+            "3.13",
+            ("no lock for the server's Python 3.13", "Debian 12 (3.11)", "/opt/python3.12/bin/python3}"),
+        ),
+    ):
         text = as_yaml(changed((*ONE, "engine"), engine))
-        yield Case(
-            "an engine that the stack lacks", f"deployment chat, engine = '{engine}'", ("is not in stack cu128",), text
-        )
+        yield Case("an engine for another Python", "deployment chat", words, text, facts={"python": python})
     yield wrong("an unknown engine", (*ONE, "engine"), "vlm", "'vlm'", "'vllm', 'sglang' or 'tensorrt_llm'")
     yield wrong("an unknown engine", (*ONE, "engine"), "VLLM", "'VLLM'", "'vllm', 'sglang' or 'tensorrt_llm'")
     yield wrong("an unknown task", (*ONE, "task"), "chat", "'chat'", "'generate', 'embed', 'rerank' or 'classify'")
@@ -294,7 +302,7 @@ def contradictions(dice: random.Random) -> Iterator[Case]:
     images = as_yaml({**DECLARED, "gpuready_deployments": [{**DEPLOYMENT, "flags": {"enable-prompt-embeds": True}}]})
     says = ("nothing stands against CVE-2026-55514", "gpuready_accept_advisories: [CVE-2026-55514]")
     yield Case("a vulnerability that is open", "deployment chat", says, images)
-    yield wrong("an unknown stack", ("gpuready_stack",), "cu182", "no such stack", "did you mean cu128?")
+    yield wrong("an unknown stack", ("gpuready_stack",), "cu218", "no such stack", "did you mean cu128?")
     yield wrong(
         "an unknown card", ("gpuready_gpu_model",), "h100-80gb-smx", "no such GPU", "did you mean h100-80gb-sxm?"
     )
@@ -319,7 +327,7 @@ def contradictions(dice: random.Random) -> Iterator[Case]:
     yield Case(
         "a card that the engine does not run on",
         "engine = 'vllm'",
-        ("does not run on v100s-32gb", "7.5"),
+        ("does not run on v100s-32gb", "choose gpuready_stack: cu124-volta"),
         volta,
         facts=card,
     )

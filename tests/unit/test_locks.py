@@ -8,15 +8,18 @@ import pytest
 
 from gpuready import catalog
 from gpuready.outcome import Refusal
+from gpuready.planning.engines import lock_name
 from gpuready.serving import locks
 
 STACKS = catalog.load("stacks")["stacks"]
-ENGINE_LOCKS = [
-    (stack, engine, python, data["lock"].format(py=python.replace(".", "")))
+NAMED = [
+    (stack, engine, python, lock_name(data, python))
     for stack, entry in STACKS.items()
     for engine, data in entry["engines"].items()
     for python in data["pythons"]
 ]
+# Some can be made only where a vendor's own index is reached.
+ENGINE_LOCKS = [one for one in NAMED if catalog.has_lock(one[3])]
 ALL_LOCKS = [name for *_, name in ENGINE_LOCKS] + [tool["lock"] for tool in catalog.load("stacks")["tools"].values()]
 CPU_WHEEL = {
     "3.11": "sha256:6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b",
@@ -44,7 +47,7 @@ def test_an_engine_lock_is_of_the_engine_and_the_python_that_its_name_says(
     data = STACKS[stack]["engines"][engine]
     lock = locks.parse(name, catalog.lock_text(name))
     pinned = {one.name: one.version for one in lock.requirements}
-    assert pinned[data["distribution"]] == data["version"]
+    assert pinned[data["distribution"]].partition("+")[0] == data["version"]
     assert lock.python == python
     assert {"torch", "transformers", "fastapi", "numpy"} <= set(pinned)
 
@@ -52,6 +55,13 @@ def test_an_engine_lock_is_of_the_engine_and_the_python_that_its_name_says(
 def test_no_lock_lies_about_that_the_catalog_does_not_name() -> None:
     folder = Path(catalog.__file__).parent / "locks"
     assert {path.stem for path in folder.glob("*.txt")} == set(ALL_LOCKS)
+
+
+@pytest.mark.parametrize(
+    ("stack", "engine", "name"), [(one[0], one[1], one[3]) for one in NAMED if one not in ENGINE_LOCKS]
+)
+def test_only_what_a_vendors_own_index_holds_has_no_lock(stack: str, engine: str, name: str) -> None:
+    assert STACKS[stack]["engines"][engine]["index"], name
 
 
 @pytest.mark.parametrize("python", CPU_WHEEL)

@@ -567,7 +567,7 @@ def test_a_plan_of_a_host_is_explained_again_from_its_file(tmp_path: Path) -> No
     [
         ("workload:", "wrokload:", "h.yml:10, gpuready_deployments[0].wrokload: no such key; did you mean workload?"),
         ("h100-80gb-sxm", "h100-90gb", "h.yml:1, gpuready_gpu_model = 'h100-90gb'"),
-        ("cu128", "cu129", "h.yml:3, gpuready_stack = 'cu129'"),
+        ("cu128", "cu127", "h.yml:3, gpuready_stack = 'cu127'"),
         ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen9-7B", "'Qwen/Qwen9-7B' is not in the catalog"),
         ("{shared: 0}", "{shared: 5}", "shared"),
     ],

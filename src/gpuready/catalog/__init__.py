@@ -30,6 +30,11 @@ def lock_text(name: str) -> str:
     return resources.files(__package__).joinpath("locks", f"{name}.txt").read_text(encoding="utf-8")
 
 
+def has_lock(name: str) -> bool:
+    """Say whether there is a lock of this name: some can be made only where a vendor's index is reached."""
+    return resources.files(__package__).joinpath("locks", f"{name}.txt").is_file()
+
+
 def names() -> list[str]:
     """Return the names of all pages (controller only)."""
     return sorted(

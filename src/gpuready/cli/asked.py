@@ -295,8 +295,7 @@ def engine(asked: str | None, version: str | None, where: Place, facts: ModelFac
 def _stack_version(name: str, where: Place) -> str | None:
     for stack in catalog.load("stacks")["stacks"].values():
         entry = stack["engines"].get(name)
-        least = entry and entry["gpus_sm_min"]
-        if entry and not stack["simulated_only"] and where.device.compute >= float(least or 0):
+        if entry and not stack["simulated_only"] and not support.on_card(where.device, Run(name, entry["version"])):
             return str(entry["version"])
     return None
 

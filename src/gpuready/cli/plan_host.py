@@ -41,14 +41,15 @@ def plan_of(path: str) -> dict[str, Any]:
     stack = effective_stack(plain, {})
     if stack is None:
         raise refused("plan.stack", f"{path}: gpuready_stack = {plain['gpuready_stack']!r} does not exist")
-    facts = {"python": _python(stack), "gpus": [{}] * plain["gpuready_gpu_count"]}
+    facts = {**_pythons(stack), "gpus": [{}] * plain["gpuready_gpu_count"]}
     return make_plan(host, plain, stack, facts, _models(plain), {})
 
 
-def _python(stack: Mapping[str, Any]) -> str:
-    """Return a Python that every engine of the stack runs on: which one a server has is not known here."""
-    common = set.intersection(*(set(engine["pythons"]) for engine in stack["engines"].values()))
-    return str(max(common, key=lambda version: [int(part) for part in version.split(".")]))
+def _pythons(stack: Mapping[str, Any]) -> dict[str, Any]:
+    """Return every Python that an engine of the stack runs on: which ones a server has is not known here."""
+    versions = {version for engine in stack["engines"].values() for version in engine["pythons"]}
+    newest = max(versions, key=lambda version: [int(part) for part in version.split(".")])
+    return {"python": newest, "pythons": {version: f"/usr/bin/python{version}" for version in versions}}
 
 
 def _models(spec: Mapping[str, Any]) -> dict[str, ModelFacts]:

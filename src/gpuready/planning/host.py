@@ -8,6 +8,7 @@ from typing import Any
 from gpuready import catalog
 from gpuready.outcome import Failure, Refusal
 from gpuready.planning import preflight, sources, surroundings
+from gpuready.planning.engines import Choice
 from gpuready.planning.memory.run import GIB
 from gpuready.planning.model.config import Headers, UnknownModel, read_facts
 from gpuready.planning.model.facts import ModelFacts
@@ -20,17 +21,22 @@ GATEWAY_FOLDER = "/etc/gpuready/gateway"
 
 
 def needs_of(
-    spec: Mapping[str, Any] | None, stack: Mapping[str, Any] | None, hubs: Mapping[str, Any] | None = None
+    spec: Mapping[str, Any] | None,
+    stack: Mapping[str, Any] | None,
+    hubs: Mapping[str, Any] | None = None,
+    engines: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the input of `gpuready facts show` that answers everything preflight and planner ask.
 
-    `hubs` says how the hubs of models are reached: `{endpoints: {hub: address}, token_hub}`.
+    `hubs` says how the hubs of models are reached: `{endpoints: {hub: address}, token_hub}`; `engines` are the knobs of
+    the role engines, without their prefix.
     """
     deployments = spec["gpuready_deployments"] if spec else []
     packages = list(stack["host"]["cuda"]["packages"]) if stack else []
     return {
         "paths": list(PATHS),
         "targets": list(surroundings.TARGETS),
+        "pythons": sorted(Choice.of_knobs(engines or {}).pythons.values()),
         "models": sources.together(one.request() for each in deployments for one in sources.asked(each)),
         "hubs": dict(hubs or {}),
         "packages": packages,
@@ -169,11 +175,13 @@ def decide(
     generated: Mapping[str, Mapping[str, Any]],
     cuda: Mapping[str, Any] | None = None,
     serve: bool = True,
+    engines: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Any] | None, list[Failure]]:
     """Return the plan of one host and everything that is refused about it; the plan is None when it cannot be made.
 
     `gateway` are the gateway's knobs, `generated` what is known of models that gpuready makes itself, `cuda` what the
-    operator set of the stack's CUDA part. Without `serve` the plan is only to be looked at.
+    operator set of the stack's CUDA part, `engines` the knobs of the role engines. Without `serve` the plan is only to
+    be looked at.
     """
     cards = catalog.load("gpus")["cards"]
     failures = preflight.system_failures(host, facts)
@@ -199,7 +207,7 @@ def decide(
         failures += preflight.candidate_failures(host, stack["host"]["cuda"], facts)
         try:
             revisions = {name: str(one["revision"]) for name, one in generated.items()}
-            plan = make_plan(host, spec, stack, facts, models, revisions)
+            plan = make_plan(host, spec, stack, facts, models, revisions, Choice.of_knobs(engines or {}))
             plan["gateway"] = {
                 **gateway,
                 "folder": GATEWAY_FOLDER,

@@ -14,11 +14,11 @@ from gpuready import __version__, catalog
 from gpuready.outcome import Failure, Refusal
 from gpuready.planning import advisories, placement, sources, together, topology
 from gpuready.planning.deployment import plan_deployment, wish_of
+from gpuready.planning.engines import Choice, choose, stack_failures
 from gpuready.planning.memory.device import device
 from gpuready.planning.model.facts import ModelFacts
 from gpuready.planning.wish import Wish
 
-ENGINES_FOLDER = "/opt/gpuready/engines"
 MODELS_FOLDER = sources.STORE
 SIMULATED_MODELS = sources.SIMULATED_MODELS
 SCHEMA = 3
@@ -33,24 +33,18 @@ def card_key(name: str) -> str:
     raise KeyError(name)
 
 
-def engine_folder_name(engine: str, version: str, lock_sha256: str) -> str:
-    """Return the name of the folder of an engine's environment; another lock is another folder."""
-    return f"{engine}-{version}-{lock_sha256[:12]}"
-
-
-def engine_folder(engine: str, version: str, lock_text: str) -> str:
-    """Return the folder of an engine's environment on the server."""
-    return f"{ENGINES_FOLDER}/{engine_folder_name(engine, version, hashlib.sha256(lock_text.encode()).hexdigest())}"
-
-
 def inputs_digest(
-    spec: Mapping[str, Any], stack: Mapping[str, Any], facts: Mapping[str, Any], models: Mapping[str, ModelFacts]
+    spec: Mapping[str, Any],
+    stack: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    models: Mapping[str, ModelFacts],
+    engines: Sequence[Mapping[str, Any]],
 ) -> str:
     """Return a digest of everything that the plan follows from."""
     seen = {
         "spec": {key: value for key, value in spec.items() if key != "gpuready_replan"},
         "stack": stack,
-        "python": facts["python"],
+        "engines": [one["folder"] for one in engines if one["used_by"]],
         "gpus": [one.get("numa_node") for one in facts["gpus"]],
         "models": {name: _sizes(model) for name, model in sorted(models.items())},
     }
@@ -62,53 +56,6 @@ def _sizes(model: ModelFacts) -> tuple[Any, ...]:
     method = model.quantization.method if model.quantization else ""
     shape = (model.layers, model.hidden, model.heads, model.vocabulary, model.context_tokens, model.dtype)
     return (model.architecture, model.weight_bytes, *shape, method)
-
-
-def _stack_failures(host: str, spec: Mapping[str, Any], stack: Mapping[str, Any]) -> list[Failure]:
-    failures = []
-    name = spec["gpuready_stack"]
-    if stack["simulated_only"] and not spec["gpuready_simulated"]:
-        what = f"host {host}, gpuready_stack = {name!r} is for simulated servers only"
-        fix = "choose another stack; gpuready_simulated: true is for machines of ./scripts/quickstart"
-        failures.append(Failure("plan.simulated_only", what, "", fix))
-    sm = float(catalog.load("gpus")["cards"][card_key(spec["gpuready_gpu_model"])]["compute"])
-    for deployment in spec["gpuready_deployments"]:
-        where = f"host {host}, deployment {deployment['name']}"
-        engine = stack["engines"].get(deployment["engine"])
-        if engine is None:
-            what = f"{where}, engine = {deployment['engine']!r} is not in stack {name}"
-            fix = f"stack {name} has {', '.join(stack['engines'])}"
-            failures.append(Failure("plan.engine_not_in_stack", what, "", fix))
-        elif engine["gpus_sm_min"] and sm < float(engine["gpus_sm_min"]):
-            what = f"{where}, engine = {deployment['engine']!r} does not run on {spec['gpuready_gpu_model']}"
-            why = f"compute capability is {sm}, {engine['version']} needs {engine['gpus_sm_min']}"
-            failures.append(Failure("plan.engine_card", what, why, "choose another stack or engine"))
-    return failures
-
-
-def _engines(host: str, spec: Mapping[str, Any], stack: Mapping[str, Any], python: str) -> list[dict[str, Any]]:
-    """Return the engines that the deployments need, each with its lock for the server's Python."""
-    wanted = sorted({deployment["engine"] for deployment in spec["gpuready_deployments"]})
-    engines = []
-    for name in wanted:
-        entry = stack["engines"][name]
-        if python not in entry["pythons"]:
-            what = f"host {host}: {name} {entry['version']} has no lock for the server's Python {python}"
-            fix = f"it runs on Python {', '.join(entry['pythons'])}: choose another stack or distribution release"
-            raise Refusal(Failure("plan.python", what, "", fix))
-        lock = entry["lock"].format(py=python.replace(".", ""))
-        engines.append(
-            {
-                "engine": name,
-                "version": entry["version"],
-                "lock": lock,
-                "folder": engine_folder(name, entry["version"], catalog.lock_text(lock)),
-                "apt": entry["apt"],
-                "download_gib": entry["download_gib"],
-                "install_gib": entry["install_gib"],
-            }
-        )
-    return engines
 
 
 def _host(spec: Mapping[str, Any], stack: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,25 +93,27 @@ def make_plan(
     facts: Mapping[str, Any],
     models: Mapping[str, ModelFacts],
     revisions: Mapping[str, str],
+    choice: Choice = Choice(),  # noqa: B008 - it cannot be changed
 ) -> dict[str, Any]:
     """Plan one host.
 
     `spec` is a checked declaration as plain data, `stack` its stack, `facts` what `gpuready facts show` said,
     `models` sizes by model id, also of models that draft, `revisions` the revision of each model that gpuready itself
-    places.
+    places, `choice` what the operator says about engines beside the deployments.
 
     Raises:
         Refusal: with every reason at once; nothing was changed.
     """
-    failures = _stack_failures(host, spec, stack) + advisories.unknown_ids(
+    key = card_key(spec["gpuready_gpu_model"])
+    failures = stack_failures(host, spec, stack, key) + advisories.unknown_ids(
         host, spec.get("gpuready_accept_advisories", ())
     )
     claims, refused = placement.claims(host, spec)
     failures += refused
     if failures:
         raise Refusal(failures)
-    engines = _engines(host, spec, stack, facts["python"])
-    card = device(card_key(spec["gpuready_gpu_model"]))
+    engines, left_out = choose(host, spec, stack, key, facts, choice)
+    card = device(key)
     assert card is not None  # noqa: S101 - a key of the catalog
     lie = topology.of_facts(facts, spec["gpuready_gpu_count"], joined=card.nvlink)
     known = [one for one in spec["gpuready_deployments"] if one["model"] in models]  # others: said by who reads models
@@ -190,7 +139,9 @@ def make_plan(
         deployments.append({**planned, **stood})
     if failures:
         raise Refusal(failures)
-    return _as_stored(spec, stack, facts, models, engines, deployments, sources.in_plan(known, deployments))
+    places = sources.in_plan(known, deployments)
+    made = _as_stored(spec, stack, facts, models, engines, deployments, places)
+    return {**made, "engines_left_out": left_out}
 
 
 def _advisories(
@@ -220,7 +171,7 @@ def _as_stored(
     plan = {
         "schema": SCHEMA,
         "planner": __version__,
-        "inputs": inputs_digest(spec, stack, facts, models),
+        "inputs": inputs_digest(spec, stack, facts, models, engines),
         "host": _host(spec, stack),
         "engines": engines,
         "models": places,

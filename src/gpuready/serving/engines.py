@@ -22,7 +22,7 @@ from typing import Any
 
 from gpuready import catalog
 from gpuready.outcome import Change, Failed, Failure, MachineCannot, Refusal, Result
-from gpuready.planning.plan import engine_folder_name
+from gpuready.planning.engines import folder_name
 from gpuready.serving import locks, packages
 from gpuready.serving.packages import Source, Workshop
 
@@ -56,7 +56,7 @@ class Wanted:
     @property
     def folder(self) -> Path:
         """Return the engine's folder."""
-        return self.root / "engines" / engine_folder_name(self.engine, self.version, self.lock.sha256)
+        return self.root / "engines" / folder_name(self.engine, self.version, self.lock.sha256)
 
 
 def catalog_entry(lock_name: str) -> dict[str, Any]:
@@ -318,7 +318,7 @@ def listing(place: Path, python: str) -> list[dict[str, Any]]:
         with contextlib.suppress(OSError, ValueError):
             loaded = json.loads((folder / MARKER).read_text(encoding="utf-8"))
             marker = loaded if isinstance(loaded, dict) else {}
-        if reason is None and folder.name != engine_folder_name(
+        if reason is None and folder.name != folder_name(
             str(marker.get("engine")), str(marker.get("version")), str(marker.get("lock_sha256"))
         ):
             reason = f"not what its name says, {MARKER} is another engine's"

@@ -14,9 +14,9 @@ from gpuready.planning.memory.run import Device, Run
 from gpuready.planning.memory.versions import Version, parse
 from gpuready.planning.model.facts import ModelFacts
 from gpuready.planning.support import formats, parallelism
-from gpuready.planning.support.capability import Asked, Objection, engines, first, newest, release_of
+from gpuready.planning.support.capability import Asked, Objection, OnCard, engines, first, newest, release_of
 
-__all__ = ["Choices", "Objection", "choices", "flag", "newest", "objections"]
+__all__ = ["Choices", "Objection", "choices", "flag", "newest", "objections", "on_card"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def objections(
     if page is None:
         why = "there is no such engine"
         return [Objection("engine", f"engine {run.engine[:40]!r}", why, f"known are {', '.join(engines())}")]
-    asked = Asked(page, model, device, run)
+    asked = Asked(page, device, run, model)
     return list(_card(asked)) or [
         *_architecture(asked),
         *formats.dtype(asked),
@@ -65,7 +65,7 @@ def choices(model: ModelFacts, device: Device, engine: str, version: str) -> Cho
         KeyError: when there is no such engine.
     """
     page = engines()[engine]
-    asked = Asked(page, model, device, Run(engine, version))
+    asked = Asked(page, device, Run(engine, version), model)
     dtype, notes = formats.computed_in(asked)
     latent = any(group.kind == "latent" for group in model.groups)
     backend = asked.first(page["attention_latent" if latent else "attention"])
@@ -98,7 +98,16 @@ def flag(engine: str, version: str, setting: str) -> str | None:
     return str(rule["name"]) if rule else None
 
 
-def _card(asked: Asked) -> Iterator[Objection]:
+def on_card(device: Device, run: Run, *, cuda: str | None = None, made_for: str | None = None) -> list[Objection]:
+    """Return why an engine's release does not run on a card, or not with a server's CUDA, whatever the model.
+
+    `cuda` is the server's (12.8); `made_for` the CUDA of the wheels, where they are not those of PyPI.
+    """
+    asked = OnCard(engines()[run.engine], device, run)
+    return list(_card(asked)) or list(parallelism.host(asked, None, cuda, made_for))
+
+
+def _card(asked: OnCard) -> Iterator[Objection]:
     what = f"{asked.engine} on {asked.card}"
     if asked.device.vendor != "nvidia":
         yield Objection("card", what, "gpuready serves NVIDIA cards alone", "take another card")

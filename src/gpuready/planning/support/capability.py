@@ -39,12 +39,11 @@ class Objection:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One model on one card with one release of an engine."""
+class OnCard:
+    """One release of an engine on one card."""
 
     page: Mapping[str, Any]
     """What the catalog says of the engine."""
-    model: ModelFacts
     device: Device
     run: Run
 
@@ -68,6 +67,13 @@ class Asked:
     def first(self, rules: Iterable[Rule]) -> Rule | None:
         """Return the first of the rules that holds for this release on this card."""
         return first(rules, self.release, self.device.compute)
+
+
+@dataclass(frozen=True)
+class Asked(OnCard):
+    """One model on one card with one release of an engine."""
+
+    model: ModelFacts
 
     def note(self, name: str, **values: str) -> str:
         """Return one of the catalog's sentences with its gaps filled."""

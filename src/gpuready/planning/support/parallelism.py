@@ -7,7 +7,7 @@ from typing import Any
 
 from gpuready import catalog
 from gpuready.planning.memory.device import cards
-from gpuready.planning.support.capability import Asked, Objection, within
+from gpuready.planning.support.capability import Asked, Objection, OnCard, within
 
 _HEADED = ("full", "sliding", "chunked")
 
@@ -39,10 +39,13 @@ def split(asked: Asked) -> Iterator[Objection]:
         yield Objection("ep", f"ep {run.ep} for {what}", said, "leave it at 1", {"ep": 1})
 
 
-def host(asked: Asked, driver: str | None, cuda: str | None) -> Iterator[Objection]:
-    """Object to a driver that is too old for engine or card, or too new for the card, and to another CUDA."""
+def host(asked: OnCard, driver: str | None, cuda: str | None, made_for: str | None = None) -> Iterator[Objection]:
+    """Object to a driver that is too old for engine or card, or too new for the card, and to another CUDA.
+
+    `made_for` is the CUDA that the engine's wheels are made for, where they are not those of PyPI.
+    """
     built = asked.first([{**rule, "compute": (0,)} for rule in asked.page["cuda"]])
-    needed = str(built["version"]) if built else ""
+    needed = made_for or (str(built["version"]) if built else "")
     if cuda and needed and _numbers(cuda)[0] < _numbers(needed)[0]:
         older = [rule for rule in asked.page["cuda"] if _numbers(rule["version"])[0] <= _numbers(cuda)[0]]
         nearest = f"a release before {older[-1]['before']} is" if older else "take a stack with it"
@@ -79,7 +82,7 @@ def _unequal(asked: Asked, ways: int) -> str:
     return ""
 
 
-def _floors(asked: Asked, cuda: str) -> Iterator[tuple[str, str]]:
+def _floors(asked: OnCard, cuda: str) -> Iterator[tuple[str, str]]:
     floors: dict[str, Any] = catalog.load("engine_support")["cuda_drivers"]
     key, _, profile = asked.device.name.partition(":")
     card = cards().get(key, {})
