@@ -20,6 +20,8 @@ from gpuready import catalog
 
 CONTROLLER_ROOMS = ("spec", "rendering", "benchmark")
 CARRIED_MODULES = ("pynvml",)
+ENGINE_PROGRAMS = "gpuready_engine"
+"""Carried as text: an engine's own Python runs them, never ours."""
 # The earliest date that a zip entry can hold: the build must not depend on the clock.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _SHEBANG = b"#!/usr/bin/python3\n"
@@ -64,6 +66,8 @@ def _members() -> dict[str, bytes]:
         inside = path.relative_to(package)
         if inside.parts[0] not in CONTROLLER_ROOMS:
             members[f"gpuready/{inside.as_posix()}"] = path.read_bytes()
+    for path in sorted((package.parent / ENGINE_PROGRAMS).glob("*.py")):
+        members[f"{ENGINE_PROGRAMS}/{path.name}"] = path.read_bytes()
     for name in catalog.names():
         members[f"gpuready/catalog/{name}.json"] = json.dumps(catalog.load(name), sort_keys=True).encode()
     for name in CARRIED_MODULES:
