@@ -10,7 +10,7 @@ import shutil
 import subprocess
 
 from gpuready.hardware import nvml
-from gpuready.operations import replica
+from gpuready.operations import devices, replica, start
 from gpuready.outcome import Change, MachineCannot
 from gpuready.serving.layout import Layout
 
@@ -77,14 +77,14 @@ class Server:
         name = name_of(unit)
         self.starting.discard(unit)
         try:
-            replica.write_devices(self.layout, name)
+            devices.write_devices(self.layout, name)
         except MachineCannot:
             return 1
-        started = replica.running(self.layout, name)
+        started = start.running(self.layout, name)
         if "broken" in started.plan["flags"]:
             return 1
         for other in self.active:
-            beside = replica.running(self.layout, name_of(other))
+            beside = start.running(self.layout, name_of(other))
             assert beside.part["port"] != started.part["port"], f"{name} meets {other} on a port"
             if not started.part.get("division") or started.part["division"] != beside.part.get("division"):
                 assert not set(self.uuids(other)) & set(self.uuids(unit)), f"{name} meets {other} on a GPU"
@@ -100,7 +100,7 @@ class Server:
         return {one for line in lines if line.startswith("After=") for one in line.removeprefix("After=").split()}
 
     def uuids(self, unit: str) -> list[str]:
-        return replica.read_devices(self.layout, name_of(unit))["GPUREADY_GPU_UUIDS"].split(",")
+        return start.read_devices(self.layout, name_of(unit))["GPUREADY_GPU_UUIDS"].split(",")
 
     def reboot(self) -> None:
         """Boot: /run is empty, and what is enabled starts on the record."""
@@ -116,8 +116,8 @@ class Server:
         """Return the release and GPUs of every engine that runs."""
         return {
             name_of(unit): (
-                replica.running(self.layout, name_of(unit)).number,
-                replica.read_devices(self.layout, name_of(unit))["CUDA_VISIBLE_DEVICES"],
+                start.running(self.layout, name_of(unit)).number,
+                start.read_devices(self.layout, name_of(unit))["CUDA_VISIBLE_DEVICES"],
             )
             for unit in sorted(self.active)
         }

@@ -13,11 +13,13 @@ from tests.unit.gateway_door import Door, needs_haproxy
 from tests.unit.test_planning import deployment, plan, spec
 
 from gpuready import catalog
-from gpuready.operations.replica import _environment
+from gpuready.operations import surroundings
+from gpuready.operations.start import Start
 from gpuready.planning import advisories
 from gpuready.planning.flags import split
 from gpuready.serving.launch import words
 from gpuready.serving.layout import Layout
+from gpuready.serving.releases import Store
 
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "roles/serving/templates/gpuready-engine@.service.j2"
@@ -159,16 +161,18 @@ def test_engines_run_as_their_own_user() -> None:
     assert not any("User=gpuready-engine" in path.read_text(encoding="utf-8") for path in others)
 
 
-def environment() -> dict[str, str]:
-    return _environment(Layout(), "chat.0", {"engine_folder": "/opt/e", "environment": {}})
+def environment(root: Path) -> dict[str, str]:
+    layout = Layout(root)
+    (planned,) = plan(spec(deployment()))["deployments"]
+    return surroundings.environment(layout, "chat.0", Start(Store(layout, "chat"), 1, 0, planned, {"index": 0}))
 
 
-def test_engines_are_offline() -> None:
-    assert environment()["HF_HUB_OFFLINE"] == "1"
+def test_engines_are_offline(tmp_path: Path) -> None:
+    assert environment(tmp_path)["HF_HUB_OFFLINE"] == "1"
 
 
-def test_engines_run_with_assertions() -> None:
-    assert "PYTHONOPTIMIZE" not in environment()
+def test_engines_run_with_assertions(tmp_path: Path) -> None:
+    assert "PYTHONOPTIMIZE" not in environment(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["nnodes", "headless", "data-parallel-address", "dist-init-addr"])

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.standin_systemd import Server
 
 from gpuready.hardware import nvml
-from gpuready.operations import readback, release, replica
+from gpuready.operations import devices, readback, release, replica
 from gpuready.serving import figures, readiness, units
 from gpuready.serving.files import read_json, write_text
 from gpuready.serving.layout import Layout
@@ -61,7 +61,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
     monkeypatch.setattr(release, "place_unit", made.place_unit)
     monkeypatch.setattr(nvml, "probe", made.probe)
     monkeypatch.setattr(os, "fsync", lambda _: None)
-    monkeypatch.setattr(replica, "load_uvm", lambda name: None)
+    monkeypatch.setattr(devices, "load_uvm", lambda: None)
+    monkeypatch.setattr(devices, "demand_files", lambda *_: None)
     monkeypatch.setattr(readiness, "wait_for_token", lambda *_: 1.0)
     monkeypatch.setattr(readiness, "process_tree", lambda pid: [pid])
     return made

@@ -13,7 +13,7 @@ import pytest
 from tests.unit.standin_systemd import Server, name_of
 
 from gpuready.hardware import nvml
-from gpuready.operations import release, replica
+from gpuready.operations import devices, release, start
 from gpuready.outcome import Failed, MachineCannot
 from gpuready.serving import readiness, releases, units
 from gpuready.serving.files import read_json, write_text
@@ -36,7 +36,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
     monkeypatch.setattr(release, "place_unit", made.place_unit)
     monkeypatch.setattr(nvml, "probe", made.probe)
     monkeypatch.setattr(os, "fsync", lambda _: None)
-    monkeypatch.setattr(replica, "load_uvm", lambda name: None)
+    monkeypatch.setattr(devices, "load_uvm", lambda: None)
+    monkeypatch.setattr(devices, "demand_files", lambda *_: None)
     monkeypatch.setattr(readiness, "wait_for_token", lambda *_: 1.0)
     monkeypatch.setattr(readiness, "process_tree", lambda pid: [pid])
     return made
@@ -318,7 +319,7 @@ def test_a_run_killed_anywhere_is_finished_by_the_next(
             for unit in list(server.active):
                 server.systemctl("restart", unit)
         for unit in server.active:
-            started = replica.running(server.layout, name_of(unit))
+            started = start.running(server.layout, name_of(unit))
             assert then == "run" or started.store.verified(started.number)
         apply(server, *wanted)
         expected = {
@@ -392,7 +393,7 @@ def test_a_start_is_refused_when_its_gpu_is_gone(server: Server) -> None:
     apply(server, deployment("chat", [3], 18100))
     server.gpus[3] = "GPU-new"
     with pytest.raises(MachineCannot, match=r"chat\.0 was proved on GPU GPU-3, which does not answer: answering are"):
-        replica.write_devices(server.layout, "chat.0")
+        devices.write_devices(server.layout, "chat.0")
 
 
 def test_a_run_takes_the_planned_gpu_after_one_was_replaced(server: Server) -> None:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpuready.hardware import host, nvml
-from gpuready.operations import replica
+from gpuready.hardware import nvml
+from gpuready.operations import devices as step
+from gpuready.operations import replica, start
 from gpuready.outcome import Failed, MachineCannot
 from gpuready.serving import readiness, releases, units
 from gpuready.serving.layout import Layout
 from gpuready.serving.releases import Store
 
+real_files_of_gpus = step.files_of_gpus
 UNIT = Path(__file__).resolve().parents[2] / "roles/serving/templates/gpuready-engine@.service.j2"
 
 
@@ -27,7 +29,7 @@ def plan(**more: Any) -> dict[str, Any]:
     return {
         "name": "chat",
         "model": "m",
-        "engine_folder": "/opt/gpuready/engines/x",
+        "engine_folder": sys.prefix,
         "environment": {},
         "replicas": [{"index": 0, "gpus": [2, 0], "port": 18100}],
         **more,
@@ -40,6 +42,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setattr(nvml, "probe", lambda: nvml.NvmlReport(gpus=gpus))
     monkeypatch.setattr(units, "properties", lambda *_: {"NRestarts": "0"})
     monkeypatch.setattr(shutil, "which", lambda _: None)
+    monkeypatch.setattr(step, "files_of_gpus", list)
     return Store(Layout(tmp_path, engine_group="no-such-group"), "chat")
 
 
@@ -50,8 +53,8 @@ def proved(store: Store, evidence: dict[str, Any] | None = None, **more: Any) ->
 
 
 def devices(store: Store) -> dict[str, str]:
-    replica.write_devices(store.layout, "chat.0")
-    return replica.read_devices(store.layout, "chat.0")
+    step.write_devices(store.layout, "chat.0")
+    return start.read_devices(store.layout, "chat.0")
 
 
 def test_the_engine_gets_indices_and_the_proof_gets_uuids(store: Store) -> None:
@@ -111,7 +114,7 @@ def test_all_steps_of_a_start_use_one_release(store: Store) -> None:
     proved(store)
     devices(store)
     proved(store, flags={"a": 1})
-    assert replica.running(store.layout, "chat.0").number == 1
+    assert start.running(store.layout, "chat.0").number == 1
 
 
 def test_a_failing_unified_memory_module_is_said(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -123,23 +126,6 @@ def test_a_failing_unified_memory_module_is_said(store: Store, monkeypatch: pyte
     with pytest.raises(MachineCannot, match=r"nvidia-modprobe -u -c=0 ended with 1: modprobe: FATAL: no nvidia-uvm"):
         devices(store)
     assert (tmp_path / "nvidia-modprobe.words").read_text() == "-u -c=0\n"
-
-
-def test_the_engine_reports_and_fetches_nothing_unless_the_plan_says_so(store: Store) -> None:
-    ours = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
-    environment = replica._environment(store.layout, "chat.0", plan())
-    assert environment.items() >= ours.items()
-    environment = replica._environment(store.layout, "chat.0", plan(environment={"HF_HUB_OFFLINE": "0"}))
-    assert environment["HF_HUB_OFFLINE"] == "0"
-
-
-def test_cuda_is_where_the_plan_says(store: Store) -> None:
-    without = replica._environment(store.layout, "chat.0", plan())
-    assert "CUDA_HOME" not in without
-    assert without["PATH"] == "/opt/gpuready/engines/x/bin:/usr/local/bin:/usr/bin:/bin"
-    found = replica._environment(store.layout, "chat.0", plan(cuda_home="/usr/local/cuda-12.8"))
-    assert found["CUDA_HOME"] == "/usr/local/cuda-12.8"
-    assert "/usr/local/cuda-12.8/bin" in found["PATH"].split(":")
 
 
 def test_the_limit_of_the_first_token_is_the_plans(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,29 +145,61 @@ def test_the_limit_of_the_first_token_is_the_plans(store: Store, monkeypatch: py
     assert given == [2345, 600]
 
 
-def test_failing_starts_wait_longer_each_time_and_a_start_by_hand_does_not(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+def test_an_engine_or_a_model_that_is_not_there_yet_is_said(store: Store, tmp_path: Path) -> None:
+    proved(store, engine_folder=str(tmp_path / "gone"))
+    with pytest.raises(MachineCannot, match=r"the engine of chat\.0 is not there: .*gone has no Python"):
+        devices(store)
+    model = tmp_path / "model"
+    proved(store, model_path=str(model))
+    with pytest.raises(MachineCannot, match=r"the model of chat\.0 is not there: .*No such file or directory"):
+        devices(store)
+    model.mkdir()  # the mount point of what is not mounted
+    with pytest.raises(MachineCannot, match=r"the model of chat\.0 is not there: .*the folder is empty"):
+        devices(store)
+    (model / "config.json").touch()
+    assert devices(store)["GPUREADY_RELEASE"] == "2"
+
+
+def test_a_model_that_root_must_not_see_is_left_to_the_engine(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    proved(store)
-    slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", slept.append)
-    for restarts in range(9):
-        monkeypatch.setattr(units, "properties", lambda *_, count=restarts: {"NRestarts": str(count)})
-        devices(store)
-    assert slept == [4, 8, 16, 32, 60, 60, 60]
-    monkeypatch.setattr(units, "properties", lambda *_: {"NRestarts": "0"})
-    devices(store)
-    assert len(slept) == 7
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    proved(store, model_path=str(tmp_path))
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert step._unseen(tmp_path) == ""
 
 
-def test_crashes_that_lie_far_apart_do_not_wait(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_that_the_unit_locks_out_are_said(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     proved(store)
-    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it waited"))
-    clock = iter(range(0, 10_000, 700))
-    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    for restarts in range(5):
-        monkeypatch.setattr(units, "properties", lambda *_, count=restarts: {"NRestarts": str(count)})
-        devices(store)
+    files = [Path("/dev/nvidia0"), Path("/dev/nvidia-uvm"), Path("/dev/nvidiactl")]
+    says = {"/dev/nvidia0": errno.ENXIO, "/dev/nvidia-uvm": errno.EPERM}
+
+    def opened(path: Path, _: int) -> int:
+        if code := says.get(str(path)):
+            raise OSError(code, os.strerror(code), str(path))
+        return real_open(os.devnull, os.O_RDWR)
+
+    real_open = os.open
+    monkeypatch.setattr(step, "files_of_gpus", lambda: files)
+    monkeypatch.setattr(os, "open", opened)
+    with pytest.raises(MachineCannot, match=r"the unit of chat\.0 may not open /dev/nvidia-uvm: .*DeviceAllow="):
+        step.demand_open("chat.0")
+    # To the engines' own user it is another matter: what its group may not.
+    says["/dev/nvidia-uvm"] = errno.EACCES
+    made = start.Start(store, 1, 0, plan(), {"index": 0, "gpus": [0]})
+    with pytest.raises(
+        MachineCannot, match=r"the user of chat\.0 may not open /dev/nvidia-uvm.*add gpuready-engine to"
+    ):
+        replica._demand_access("chat.0", made)
+
+
+def test_only_device_files_count_as_gpus(tmp_path: Path) -> None:
+    (tmp_path / "nvidia0").touch()
+    (tmp_path / "nvidia-caps").mkdir()
+    assert real_files_of_gpus(tmp_path) == []
+    assert real_files_of_gpus(Path("/nowhere")) == []
 
 
 def test_the_unit_waits_for_hardware_and_never_gives_up() -> None:
@@ -211,28 +229,9 @@ def test_each_replica_is_started_with_its_own_port(
     monkeypatch.setattr(os, "chdir", lambda _: None)
     for index in (0, 1):
         releases.begin_trial(store.layout, f"chat.{index}", number)
-        replica.write_devices(store.layout, f"chat.{index}")
+        step.write_devices(store.layout, f"chat.{index}")
         replica.run_engine(store.layout, f"chat.{index}")
     assert [words[-4:] for words, _ in started] == [
         ["--config", str(store.folder(number) / "serve.yaml"), "--port", port] for port in ("18100", "18101")
     ]
     assert [environment["CUDA_VISIBLE_DEVICES"] for _, environment in started] == ["0", "1"]
-
-
-def test_an_engine_stays_on_the_cpus_of_its_gpus(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    nodes = (host.NumaNode(0, (0, 1), None), host.NumaNode(1, (2, 3), None))
-    kept: list[tuple[int, ...]] = []
-    monkeypatch.setattr(host, "numa_nodes", lambda: nodes)
-    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cpus: kept.append(cpus))
-    for node in (1, None, 7):
-        replica.stay_near("chat.0", node)
-    assert kept == [(2, 3)]
-
-    def refuse(*_: Any) -> None:
-        raise OSError(22, "Invalid argument")
-
-    monkeypatch.setattr(os, "sched_setaffinity", refuse)
-    replica.stay_near("chat.0", 1)
-    assert "chat.0 is not kept on the CPUs of NUMA node 1: [Errno 22]" in capfd.readouterr().out
