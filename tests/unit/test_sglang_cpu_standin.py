@@ -9,11 +9,16 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sim.engines.sglang_cpu_standin.vllm.rotary_embedding_standin import halves, rotated
+from sim.machine import image
 from tests.rotary_reference import HEAD, angles, turned
 from tests.unit.standin import CHECKOUT
+from tests.unit.test_planning import FACTS, deployment, plan, spec
+
+from gpuready.outcome import Refusal
 
 FOLDER = CHECKOUT / "sim/engines/sglang_cpu_standin"
 
@@ -59,3 +64,39 @@ def test_it_is_found_on_a_simulated_machine(tmp_path: Path) -> None:
         copy.write_text(text.replace("/etc/gpuready-simulated-machine", str(marker)), encoding="utf-8")
     done = found_as_sglang_does(tmp_path)
     assert (done.returncode, done.stdout) == (0, "rotary_embedding\n"), done.stderr
+
+
+def planned(python: str = "3.11") -> dict[str, Any]:
+    """Return the plan of a Debian server whose SGLang is the stand-in."""
+    declared = spec(deployment(engine="sglang"), gpuready_stack="cpu", gpuready_simulated=True)
+    return plan(declared, facts={**FACTS, "python": python})
+
+
+def test_the_stack_gives_sglang_its_stand_in_and_backends_that_run_on_a_cpu() -> None:
+    made = planned()
+    assert [(one["engine"], one["standin"]) for one in made["engines"]] == [("sglang", "sglang_cpu_standin")]
+    (one,) = made["deployments"]
+    options = {option["name"]: option["value"] for group in one["options"].values() for option in group}
+    own = {"device": "cpu", "attention-backend": "torch_native", "sampling-backend": "pytorch"}
+    assert options.items() >= {**own, "disable-overlap-schedule": True, "tp-size": 1}.items()
+    variables = {variable["name"]: variable["value"] for variable in one["environment"]}
+    assert variables["PYTHONPATH"] == f"/{image.STANDINS}/{FOLDER.name}"
+
+
+def test_its_kv_cache_is_its_own_small_one_in_tokens_and_the_plan_is_the_cards() -> None:
+    (one,) = planned()["deployments"]
+    memory = {option["name"]: option["value"] for option in one["options"]["memory"]}
+    # 64 MiB of 128 KiB a token; a share of the card's memory would be one of this server's.
+    assert memory == {"max-total-tokens": 512}
+    assert one["stand_in"] == {"kv_bytes": 64 * 2**20, "bytes_per_token": 131072}
+    assert one["memory"]["kv_tokens"]["value"] > 300_000
+
+
+def test_on_debian_13_sglang_is_refused_with_the_remedies() -> None:
+    with pytest.raises(Refusal) as caught:
+        planned("3.13")
+    assert str(caught.value) == (
+        "host h1, deployment chat: sglang 0.5.23 has no lock for the server's Python 3.13: it runs on Python 3.11; use "
+        "Debian 12 (3.11), or install a Python 3.11 on the server and name it: "
+        "engines_pythons: {sglang: /opt/python3.11/bin/python3}."
+    )
