@@ -50,3 +50,16 @@ def last_words(unit: str, lines: int = 15) -> str:
         check=False,
     )
     return answer.stdout.strip()
+
+
+def words_of(invocation: str, lines: int) -> list[str]:
+    """Return the last lines that the processes of one start of a unit wrote to the journal."""
+    if not invocation:
+        return []
+    # What a process wrote in its last moment may still be on its way.
+    subprocess.run(["journalctl", "--sync"], capture_output=True, check=False)
+    wanted = [f"_SYSTEMD_INVOCATION_ID={invocation}", "--lines", str(lines)]
+    answer = subprocess.run(
+        ["journalctl", *wanted, "--no-pager", "--output", "cat"], capture_output=True, text=True, check=False
+    )
+    return answer.stdout.splitlines()
