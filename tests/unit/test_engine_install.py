@@ -14,7 +14,7 @@ from gpuready import catalog
 from gpuready.cli.engine import VERBS
 from gpuready.cli.verb import Call
 from gpuready.outcome import Failed, Failure, MachineCannot, Refusal
-from gpuready.serving import engines, locks, packages
+from gpuready.serving import engine_store, engines, locks, packages
 from gpuready.serving.packages import Source
 
 HERE = f"py{sys.version_info[0]}{sys.version_info[1]}"
@@ -60,7 +60,7 @@ def test_a_first_run_installs_and_a_second_one_touches_nothing(wanted: engines.W
     first = engines.install(wanted, check=False)
     assert first.changed
     assert wanted.folder.name == f"vllm-1.0-{wanted.lock.sha256[:12]}"
-    marker = json.loads((wanted.folder / engines.MARKER).read_text())
+    marker = json.loads((wanted.folder / engine_store.MARKER).read_text())
     assert marker["lock_sha256"] == wanted.lock.sha256
     assert (marker["torch"], marker["packages"]) == ("2.0+cpu", 2)
     second = engines.install(wanted, check=False)
@@ -100,21 +100,21 @@ def plant_half_built(wanted: engines.Wanted) -> None:
 
 def plant_broken_marker(wanted: engines.Wanted) -> None:
     wanted.folder.mkdir(parents=True)
-    (wanted.folder / engines.MARKER).write_text('{"engine": "vl')
+    (wanted.folder / engine_store.MARKER).write_text('{"engine": "vl')
 
 
 def plant_other_marker(wanted: engines.Wanted) -> None:
     wanted.folder.mkdir(parents=True)
     other = {"engine": "vllm", "version": "0.9", "lock_sha256": "f" * 64, "python": "3.99.1"}
-    (wanted.folder / engines.MARKER).write_text(json.dumps(other))
+    (wanted.folder / engine_store.MARKER).write_text(json.dumps(other))
 
 
 def plant_old_python(wanted: engines.Wanted) -> None:
     engines.install(wanted, check=False)
-    marker = json.loads((wanted.folder / engines.MARKER).read_text())
+    marker = json.loads((wanted.folder / engine_store.MARKER).read_text())
     wanted.folder.chmod(0o755)
-    (wanted.folder / engines.MARKER).chmod(0o644)
-    (wanted.folder / engines.MARKER).write_text(json.dumps({**marker, "python": "3.1.4"}))
+    (wanted.folder / engine_store.MARKER).chmod(0o644)
+    (wanted.folder / engine_store.MARKER).write_text(json.dumps({**marker, "python": "3.1.4"}))
     wanted.folder.chmod(0o555)
 
 
@@ -182,8 +182,8 @@ def test_a_killed_build_is_never_taken_for_whole(wanted: engines.Wanted, monkeyp
         with pytest.raises(KeyboardInterrupt):
             engines.install(wanted, check=False)
     assert wanted.folder.exists()
-    (found,) = engines.listing(wanted.root / "engines", wanted.python)
-    assert found["why"] == f"half-built, {engines.MARKER} is missing"
+    (found,) = engine_store.listing(wanted.root / "engines")
+    assert found["why"] == f"half-built, {engine_store.MARKER} is missing"
     assert engines.install(wanted, check=False).changed
 
 
@@ -197,33 +197,33 @@ def test_the_cuda_libraries_stay_away_when_the_cpu_wheel_was_sent(
 
 def test_what_an_interrupted_installation_has_brought_is_counted_once(wanted: engines.Wanted) -> None:
     engines.install(wanted, check=False)
-    assert engines.begun(wanted.root, wanted.python) == 0
+    assert engine_store.begun(wanted.root) == 0
     cached = wanted.root / "cache/uv/wheel"
     cached.parent.mkdir(parents=True)
     cached.write_bytes(b"x" * 1_000_000)
     half = wanted.root / "engines/vllm-2.0-aaaaaaaaaaaa"
     half.mkdir()
     (half / "wheel").hardlink_to(cached)
-    assert 1_000_000 <= engines.begun(wanted.root, wanted.python) < 1_100_000
+    assert 1_000_000 <= engine_store.begun(wanted.root) < 1_100_000
 
 
 def test_what_an_interrupted_installation_left_goes_when_no_engine_is_missing(wanted: engines.Wanted) -> None:
     engines.install(wanted, check=False)
-    assert engines.tidy(wanted.root, check=False) == []
+    assert engine_store.tidy(wanted.root, check=False) == []
     for left in ("cache/uv", ".smoke-1"):
         (wanted.root / left).mkdir(parents=True)
-    assert [change.header for change in engines.tidy(wanted.root, check=True)] == [
+    assert [change.header for change in engine_store.tidy(wanted.root, check=True)] == [
         str(wanted.root / "cache"),
         str(wanted.root / ".smoke-1"),
     ]
     assert (wanted.root / "cache").exists()
-    engines.tidy(wanted.root, check=False)
+    engine_store.tidy(wanted.root, check=False)
     assert sorted(path.name for path in wanted.root.iterdir()) == ["engines"]
 
 
 def test_list_says_which_engines_are_whole(wanted: engines.Wanted) -> None:
     engines.install(wanted, check=False)
-    result = VERBS["list"].run(Call({"root": str(wanted.root), "python": sys.executable}, [], check=False))
+    result = VERBS["list"].run(Call({"root": str(wanted.root)}, [], check=False))
     assert [entry["whole"] for entry in result.data["engines"]] == [True]
     assert result.data["engines"][0]["folder"] == str(wanted.folder)
 

@@ -9,10 +9,11 @@ from gpuready.cli.verb import Call, Verb
 from gpuready.operations import packages
 from gpuready.operations.machine import Machine
 from gpuready.outcome import Failure, Refusal, Result
-from gpuready.serving import engines, locks
+from gpuready.planning.engines import SYSTEM_PYTHON
+from gpuready.serving import engine_store, engines, locks
+from gpuready.serving.files import read_json
+from gpuready.serving.layout import Layout
 from gpuready.serving.packages import Source
-
-_DEFAULT_PYTHON = "/usr/bin/python3"
 
 
 def _text(given: dict[str, Any], key: str) -> str:
@@ -42,35 +43,62 @@ def _install(call: Call) -> Result:
         smoke=[str(one) for one in given.get("smoke") or known.get("smoke") or []],
         install_gib=float(given.get("install_gib") or known.get("install_gib") or 0),
         source=_source(given),
-        python=str(given.get("python") or _DEFAULT_PYTHON),
-        root=Path(given.get("root") or engines.ROOT),
+        python=str(given.get("python") or SYSTEM_PYTHON),
+        root=Path(given.get("root") or engine_store.ROOT),
     )
     return engines.install(wanted, check=call.check)
 
 
 def _prepare(call: Call) -> Result:
-    """Install what the engines need from the system, and say which engines are missing."""
+    """Install what the engines need from the system, say which engines are missing, and make room for these."""
     given = call.input
     if not isinstance(given.get("packages"), dict) or not isinstance(given.get("folders"), list):
-        what = "the input of engine prepare is {packages: {names: ...}, folders: [...], python: ...}"
+        what = "the input of engine prepare is {packages: {names: ...}, folders: [...], keep: ..., left_out: [...]}"
         raise Refusal(Failure("input.engine", what, "a part is missing", "site.yml makes it"))
     result = packages.ensure(Machine(), packages.Wanted(**given["packages"]), call.check)
-    found = engines.listing(engines.ROOT / "engines", str(given.get("python") or _DEFAULT_PYTHON))
-    whole = [entry["folder"] for entry in found if entry["whole"]]
-    result.data["missing"] = [folder for folder in given["folders"] if folder not in whole]
-    if not result.data["missing"]:
-        left = engines.tidy(engines.ROOT, call.check)
-        result.diff += left
-        result.changed = result.changed or bool(left)
+    folders = [str(folder) for folder in given["folders"]]
+    whole = [entry["folder"] for entry in engine_store.listing(engine_store.ROOT / "engines") if entry["whole"]]
+    result.data["missing"] = [folder for folder in folders if folder not in whole]
+    result.data["notes"] = [f"{one['engine']} is left out: {one['why']}" for one in given.get("left_out") or []]
+    if result.data["missing"]:
+        going = engine_store.prunable(engine_store.ROOT, Layout(), folders, _keep(given))
+        gone = engine_store.prune(going, call.check)
+    else:
+        gone = engine_store.tidy(engine_store.ROOT, call.check)
+    result.diff += gone
+    result.changed = result.changed or bool(gone)
     names = ", ".join(Path(folder).name for folder in result.data["missing"])
     result.summary = f"{result.summary}; {f'missing: {names}' if names else 'every engine is whole'}"
     return result
 
 
-def _list(call: Call) -> Result:
+def _keep(given: dict[str, Any]) -> int:
+    keep = given.get("keep", 1)
+    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 0:
+        raise Refusal(Failure("input.engine", f"Input key keep is {keep!r}", "", "give a whole number from 0 on"))
+    return keep
+
+
+def _prune(call: Call) -> Result:
     given = call.input
-    root = Path(given.get("root") or engines.ROOT)
-    return Result(data={"engines": engines.listing(root / "engines", str(given.get("python") or _DEFAULT_PYTHON))})
+    root = Path(given.get("root") or engine_store.ROOT)
+    layout = Layout(Path(given["state_root"])) if given.get("state_root") else Layout()
+    plan = read_json(layout.plan) or {}
+    folders = given.get("folders") or [one["folder"] for one in plan.get("engines", [])]
+    going = engine_store.prunable(root, layout, [str(one) for one in folders], _keep(given))
+    result = Result(changed=bool(going), diff=engine_store.prune(going, call.check))
+    names = ", ".join(Path(one["folder"]).name for one in going)
+    others = [one["folder"] for one in engine_store.listing(root / "engines") if not one["ours"]]
+    if others:
+        result.data["notes"] = [f"not made by gpuready, and left alone: {', '.join(others)}"]
+    said = "would be removed" if call.check else "removed"
+    result.summary = f"Engines that nobody needs, {said}: {names}." if names else "Every engine is needed or kept."
+    return result
+
+
+def _list(call: Call) -> Result:
+    root = Path(call.input.get("root") or engine_store.ROOT)
+    return Result(data={"engines": engine_store.listing(root / "engines")})
 
 
 def _wheels(call: Call) -> Result:
@@ -87,6 +115,12 @@ VERBS: dict[str, Verb] = {
         takes_input=True,
     ),
     "install": Verb("build an engine's environment from its lock", _install, changes=True, takes_input=True),
+    "prune": Verb(
+        "remove engines that no plan, release or replica names, but the newest former ones",
+        _prune,
+        changes=True,
+        takes_input=True,
+    ),
     "list": Verb("say which engines are there, and whether each is whole", _list, takes_input=True),
     "wheels": Verb("say which wheels in folders a lock names by hash", _wheels, takes_input=True),
 }

@@ -17,12 +17,11 @@ from gpuready.hardware import host, nvml, pci, surroundings
 from gpuready.operations import packages as interrupted
 from gpuready.operations.machine import Machine
 from gpuready.outcome import Failure, Refusal, masked
-from gpuready.serving import engines, models
+from gpuready.planning.engines import SYSTEM_PYTHON
+from gpuready.serving import engine_store, models, pythons
 from gpuready.serving.files import read_json
 from gpuready.serving.layout import Layout
 
-PYTHON = "/usr/bin/python3"
-"""The server's own Python: engines are built on it, whichever one runs this."""
 APT_HELPER = "/usr/lib/apt/apt-helper"
 REPOSITORY_SECONDS = 20
 LOCAL_SCHEMES = ("file", "copy")
@@ -48,7 +47,10 @@ def show(request: Mapping[str, Any]) -> dict[str, Any]:
         "os": {"id": read.system.distribution, "version": read.system.distribution_version},
         "kernel": read.system.kernel,
         "architecture": read.system.architecture,
-        "python": ".".join(engines.python_version(PYTHON).split(".")[:2]),
+        # Of the distribution, whichever one runs this.
+        "python": pythons.minor(pythons.version(SYSTEM_PYTHON)),
+        "pythons": pythons.of_distribution(),
+        "pythons_named": {path: pythons.look(path) for path in request.get("pythons", [])},
         "container": read.system.container,
         "numa_nodes": [asdict(node) for node in read.numa_nodes or ()],
         "shared_memory": asdict(read.shared_memory) if read.shared_memory else None,
@@ -128,13 +130,13 @@ def read_model_facts(path: str) -> dict[str, Any]:
 
 def engine_folders() -> list[str]:
     """Return the folders of all whole engine environments."""
-    return [one["folder"] for one in engines.listing(Path("/opt/gpuready/engines"), PYTHON) if one["whole"]]
+    return [one["folder"] for one in engine_store.listing(engine_store.ROOT / "engines") if one["whole"]]
 
 
 def begun(packages: Mapping[str, str | None]) -> dict[str, int]:
     """Return what interrupted installations have already written, in bytes by path: who finishes them needs less."""
     of_packages = interrupted.begun(Machine()) if None in packages.values() else {}
-    return {**of_packages, "/opt/gpuready": engines.begun(engines.ROOT, PYTHON)}
+    return {**of_packages, "/opt/gpuready": engine_store.begun(engine_store.ROOT)}
 
 
 def installed_packages(names: list[str]) -> dict[str, str | None]:

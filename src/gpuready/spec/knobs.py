@@ -142,6 +142,11 @@ RULES: dict[str, Rule] = {
     "cuda_version": _matching(r"[0-9]{1,2}\.[0-9]{1,2}", "major and minor, such as '12.8'"),
     "cuda_sm": _matching(r"sm_[0-9]{2,3}[a-z]?", "an architecture such as sm_90"),
     "cuda_lock_seconds": _between(1, DAY),
+    "engines_pythons.*": _matching(r"/[A-Za-z0-9._+/-]+", "absolute paths, such as /opt/python3.12/bin/python3"),
+    "engines_keep": _between(0, 20),
+    "engines_index_mirrors.*": Rule(
+        "addresses with http:// or https://, or an empty text", lambda value: value == "" or _is_url(value)
+    ),
     "engines_index_url": Rule(
         "an address with http:// or https://, or an empty text", lambda value: value == "" or _is_url(value)
     ),
@@ -158,9 +163,15 @@ RULES: dict[str, Rule] = {
 }
 """By variable; `.*` stands for every element of a list and every key of a mapping."""
 
-ADDRESSES = {"engines_index_url", "engines_extra_index_urls", "engines_find_links"}
+ADDRESSES = {"engines_index_url", "engines_extra_index_urls", "engines_index_mirrors", "engines_find_links"}
 """Addresses, which may carry a password: a wrong one is not shown."""
-_PARAMETER_NAME = re.compile(r"[a-z0-9_]+([./][A-Za-z0-9_*-]+)+")
+_ENGINES = ("vllm", "sglang", "tensorrt_llm")
+_KEYS: dict[str, Rule] = {
+    "base_sysctl": _matching(r"[a-z0-9_]+([./][A-Za-z0-9_*-]+)+", "names such as net.core.somaxconn"),
+    "engines_pythons": Rule(f"the engines {', '.join(_ENGINES)}", lambda key: key in _ENGINES),
+    "engines_index_mirrors": Rule("addresses of indexes, with http:// or https://", _is_url),
+}
+"""By variable that is a mapping: what its keys may be."""
 
 
 def problems(variable: str, value: Any) -> Iterator[Problem]:
@@ -170,10 +181,11 @@ def problems(variable: str, value: Any) -> Iterator[Problem]:
             for path, one in _reach((variable,), name.split(".")[1:], value):
                 if not rule.accepts(one) and not (rule.null and one is None):
                     yield Problem(path, one, allowed(rule.allowed), secret=variable in ADDRESSES)
-    if variable == "base_sysctl":
+    if variable in _KEYS:
+        words, accepts = _KEYS[variable].allowed, _KEYS[variable].accepts
         for key in value:
-            if not isinstance(key, str) or not _PARAMETER_NAME.fullmatch(key):
-                yield Problem((variable, key), value[key], "allowed are names such as net.core.somaxconn")
+            if not accepts(key):
+                yield Problem((variable, key), value[key], allowed(words), secret=variable in ADDRESSES)
 
 
 def _reach(path: Path, steps: list[str], value: Any) -> Iterator[tuple[Path, Any]]:
