@@ -1,0 +1,57 @@
+"""The rendered files of every engine, stack and worked example are the golden ones, and are what they must be."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.unit import golden_files
+
+RENEW = "run .venv/bin/python -m tests.unit.golden_files"
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[Path, str]:
+    return golden_files.files()
+
+
+def test_files_are_the_golden_ones(made: dict[Path, str]) -> None:
+    there = {path.relative_to(golden_files.FOLDER) for path in golden_files.FOLDER.rglob("*") if path.is_file()}
+    assert sorted(map(str, there)) == sorted(map(str, made)), RENEW
+    differing = [str(name) for name, text in made.items() if (golden_files.FOLDER / name).read_text() != text]
+    assert differing == [], RENEW
+
+
+def test_every_engine_of_every_stack_is_there(made: dict[Path, str]) -> None:
+    wanted = {(stack, engine) for stack, entry in golden_files.stacks().items() for engine in entry["engines"]}
+    for stack, engine in wanted:
+        for name in ("serve.yaml", "environment", "unit.conf"):
+            assert Path(stack, engine, "plain", name) in made
+
+
+def test_every_worked_example_is_rendered_or_refused_by_each_engine(made: dict[Path, str]) -> None:
+    refused = made[Path("cu128", "refused.txt")]
+    for case in golden_files._examples():
+        for engine in ("vllm", "sglang", "tensorrt_llm"):
+            there = Path("cu128", engine, case.name, "serve.yaml") in made
+            assert there != (f"{engine}/{case.name}: " in refused), case.name
+
+
+def test_every_value_has_its_reason_above_it(made: dict[Path, str]) -> None:
+    for name, text in made.items():
+        if name.name in ("serve.yaml", "environment"):
+            lines = text.splitlines()
+            for above, line in itertools.pairwise(lines):
+                if line and not line.lstrip().startswith("#") and not line.endswith(":"):
+                    assert above.lstrip().startswith("#"), f"{name}: {line}"
+
+
+def test_texts_of_an_operator_arrive_unchanged(made: dict[Path, str]) -> None:
+    found = yaml.safe_load(made[Path("cu128", "vllm", "declared", "serve.yaml")])
+    said: dict[str, Any] = json.loads(found["override-generation-config"])
+    assert said["note"] == golden_files.STRANGE
+    assert yaml.safe_load(made[Path("cu128", "sglang", "declared", "serve.yaml")])["weight-version"] == "1e5"
