@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
 import pytest
+import yaml
 
 from gpuready.memory import diagnosis
+from gpuready.memory.cures import Known
+
+REPORTS: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "data/oom_logs.yaml").read_text())
+"""Public reports: what was written, and which kind it was."""
 
 NO_ROOM = (
     "ValueError: To serve at least one request with the model's max seq len (40960), (4.38 GiB KV cache is needed, "
-    "which is larger than the available KV cache memory (1.0 GiB). Based on the available memory, the estimated maximum "
-    "model length is 9344. Try increasing `gpu_memory_utilization` or decreasing `max_model_len`"
+    "which is larger than the available KV cache memory (1.0 GiB). Based on the available memory, the estimated "
+    "maximum model length is 9344. Try increasing `gpu_memory_utilization` or decreasing `max_model_len`"
 )
 
 
@@ -51,3 +60,109 @@ def test_advice_about_out_of_memory_is_no_out_of_memory() -> None:
         "    except torch.cuda.OutOfMemoryError as e:\n"
     )
     assert diagnosis.of_log(log) is None
+
+
+def of_report(report: dict[str, Any], log: str) -> diagnosis.Diagnosis | None:
+    return diagnosis.of_log(log, Known(engine=report.get("engine")))
+
+
+@pytest.mark.parametrize("report", REPORTS, ids=[report["source"].removeprefix("https://") for report in REPORTS])
+def test_public_reports(report: dict[str, Any]) -> None:
+    found = of_report(report, report["log"])
+    if report["kind"] is None:
+        assert found is None
+        return
+    assert found is not None
+    assert found.kind == report["kind"]
+    assert found.evidence
+    assert all(any(line in whole for whole in report["log"].split("\n")) for line in found.evidence)
+    for name in ("flag", "value", "direction"):
+        if name in report:
+            assert getattr(found.cure, name) == report[name]
+
+
+def test_every_kind_is_judged_on_two_public_reports_or_more() -> None:
+    counted = Counter(report["kind"] for report in REPORTS)
+    assert set(diagnosis.KINDS) < set(counted)
+    assert min(counted.values()) >= 2
+
+
+@pytest.mark.parametrize("prefix", ["vllm-1  | ", "Dec 01 05:00:00 h100-sg-01 python[123]: ", "\x1b[0;36m", ""])
+def test_what_a_logging_system_adds_changes_nothing(prefix: str) -> None:
+    for report in REPORTS:
+        log = "\n".join(prefix + line for line in report["log"].split("\n"))
+        found = of_report(report, log)
+        assert (found.kind if found else None) == report["kind"], report["source"]
+
+
+def test_the_root_cause_counts_and_not_what_followed() -> None:
+    log = (
+        "(Worker_TP1 pid=12) ERROR 12-01 05:00:00 [core.py:1] Traceback (most recent call last):\n"
+        '(Worker_TP0 pid=11) ERROR 12-01 05:00:00 [core.py:1]   File "x.py", line 1, in execute_model\n'
+        '(Worker_TP1 pid=12) ERROR 12-01 05:00:00 [core.py:1]   File "gpu_model_runner.py", line 1, in capture_model\n'
+        "(Worker_TP1 pid=12) ERROR 12-01 05:00:00 [core.py:1] torch.OutOfMemoryError: CUDA out of memory. Tried to "
+        "allocate 1.00 GiB. GPU 1 has a total capacity of 79.10 GiB of which 200.00 MiB is free.\n"
+        "RuntimeError: Engine core initialization failed. See root cause above.\n"
+        "OSError: [Errno 98] Address already in use\n"
+        "gpuready-engine@chat.0.service: Failed with result 'oom-kill'.\n"
+    )
+    found = diagnosis.of_log(log, Known("vllm", "0.19.1", {"fraction": 0.92}))
+    assert found is not None
+    # 0.80 GiB were missing and half a GiB is spared: 1.30 of 79.10 GiB are 0.0165 of 0.92.
+    assert (found.kind, found.cure.direction, found.cure.value) == ("graph_capture", "lower", 0.9)
+
+
+def test_an_earlier_start_does_not_speak_for_the_last_one() -> None:
+    begin = "vLLM API server version 0.19.1\n"
+    log = f"{begin}{NO_ROOM}\n{begin}[Errno 98] Address already in use\n"
+    assert diagnosis.of_log(log) is None
+    assert (diagnosis.other_cause(log) or "").startswith("the port is in use")
+
+
+def test_a_killed_program_that_is_no_engine_is_not_the_cause_where_another_one_is_named() -> None:
+    log = f"Out of memory: Killed process 77 (chrome) total-vm:1kB, anon-rss:1kB\n{NO_ROOM}"
+    found = diagnosis.of_log(log)
+    assert found is not None
+    assert found.kind == "kv_cache"
+
+
+def test_the_same_words_raise_the_share_at_start_and_lower_it_while_serving() -> None:
+    starting = diagnosis.of_log(
+        "[2026-01-01 00:00:00 TP0] Load weight begin. avail mem=78.50 GB\n"
+        "[2026-01-01 00:00:00 TP0] Load weight end. type=X, avail mem=17.50 GB, mem usage=61.00 GB.\n"
+        "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."
+    )
+    serving = diagnosis.of_log(
+        "server_args=ServerArgs(mem_fraction_static=0.88, chunked_prefill_size=8192)\nThe server is fired up\n"
+        'Traceback (most recent call last):\n  File "scheduler.py", line 1, in event_loop_overlap\n'
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 "
+        "GiB of which 1.50 GiB is free."
+    )
+    assert starting is not None
+    assert serving is not None
+    # 61 of 78.5 GiB are 0.777, and the KV cache wants something as well.
+    assert (starting.kind, starting.cure.direction, starting.cure.value) == ("kv_cache", "raise", 0.83)
+    # 0.5 GiB were missing and 0.5 are spared: 1 of 79.1 GiB is 0.0126 of 0.88.
+    assert (serving.kind, serving.cure.direction, serving.cure.value) == ("activation", "lower", 0.86)
+    assert starting.cure.flag == serving.cure.flag == "mem-fraction-static"
+
+
+def test_weights_that_no_share_holds_want_more_gpus() -> None:
+    log = (
+        "[2026-01-01 00:00:00] Load weight begin. avail mem=23.00 GB\n"
+        "[2026-01-01 00:00:00] Load weight end. avail mem=0.50 GB, mem usage=22.50 GB.\n"
+        "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."
+    )
+    found = diagnosis.of_log(log, Known("sglang", "0.5.23", {"tp": 1}))
+    assert found is not None
+    assert (found.kind, found.cure.flag, found.cure.value) == ("weights", "tp-size", 2)
+
+
+def test_flags_are_spelled_as_the_release_has_them() -> None:
+    found = diagnosis.of_log(NO_ROOM, Known("tensorrt_llm"))
+    assert found is not None
+    assert found.cure.flag == "max_seq_len"
+    offload = "ValueError: Not enough host memory available. Requesting 7.05 GB but only have 2.04 GB free."
+    kept = diagnosis.of_log(offload)
+    assert kept is not None
+    assert kept.cure.flag == "hicache-size"

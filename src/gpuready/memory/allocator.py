@@ -36,6 +36,8 @@ class Shortage:
     """Allocated in pools of their own, as CUDA graphs have."""
     others: tuple[tuple[int, float], ...] = ()
     """Other processes on the GPU: pid and GiB."""
+    names_processes: bool = False
+    """The message says who holds the GPU, this process at least."""
 
     @property
     def missing(self) -> float:
@@ -46,6 +48,13 @@ class Shortage:
     def held_by_others(self) -> float:
         """Return what other processes hold, in GiB."""
         return sum(size for _, size in self.others)
+
+    @property
+    def unexplained(self) -> float:
+        """Return what is neither free nor torch's where the message names no process; 0 where that is not known."""
+        if self.names_processes or self.total is None or self.free is None or self.allocated is None:
+            return 0.0
+        return self.total - self.free - self.allocated - (self.unallocated or 0)
 
     @property
     def fragmented(self) -> bool:
@@ -74,6 +83,7 @@ def read(text: str, own_pids: Collection[int] = ()) -> Shortage | None:
         allocated=allocated,
         unallocated=unallocated,
         pools=_gib(_POOLS, text),
+        names_processes=bool(processes) or _OWN.search(text) is not None,
         others=tuple(
             _others(processes, own_pids, (allocated or 0) + (unallocated or 0), _OWN.search(text) is not None)
         ),

@@ -72,6 +72,8 @@ class Known:
         return self.figures.get(name)
 
 
+_KEPT_GB = 10 * GIB / 1e9
+"""What SGLang leaves the host beside its hierarchical cache (mem_cache/memory_pool_host.py), in its GB."""
 _PLAIN = {"tp": "tensor-parallel-size", "memory_fraction": "memory fraction", "kv_bytes": "KV cache bytes"}
 
 
@@ -219,11 +221,13 @@ def _host_ram(event: Event, known: Known) -> Cure:
     if event.cgroup:
         rss = event.figures.get("rss_kb")
         why = "the limit of the unit or container is less than the engine needs"
-        held = f"; it held {rss / (1 << 20):.1f} GiB" if rss else ""
+        held = f"; it held {rss / (1 << 20):.1f} GiB" if rss and rss >= 1 << 20 else ""
         return Cure("MemoryMax", None, why + held, "raise", "", "host")
     offload = known.get("kv_offload_gib")
     if event.setting == "kv_offload_gib" or offload:
         free, wanted = event.figures.get("free_gb"), event.figures.get("wanted_gb")
+        if free is not None and wanted is not None and free >= wanted:
+            free -= _KEPT_GB  # releases before 0.4.10 tell what is free before they keep that
         value = math.floor(free) if free is not None and free >= 1 else None
         why = (
             f"{wanted:g} GB are asked for and {free:g} free"

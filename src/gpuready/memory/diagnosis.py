@@ -81,7 +81,7 @@ def _not_memory(log: lines.Log) -> str | None:
 
 
 def _diagnosis(log: lines.Log, event: Event, known: Known) -> Diagnosis:
-    engine = known.engine or events.engine(log)
+    engine = known.engine or event.engine or events.engine(log)
     figures: dict[str, float] = dict(known.figures)
     for name in _FIGURES:
         found = events.figure(log, name)

@@ -5,6 +5,7 @@ Every rule is data with its source: catalog/memory_faults.yaml.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,10 @@ FOREIGN_GIB = 1.0
 FOREIGN_SHARE = 0.05
 """What others must hold of a GPU, and of its memory, to count: a process of the engine may keep a context of half a
 GiB on each GPU, which is no neighbour."""
+INITIAL_GIB = 3.0
+"""More than a context and the communication of many GPUs take before anything is loaded."""
+UNEXPLAINED_SHARE = 0.15
+"""Of a GPU: torch's older words name no process, and NCCL, graphs and libraries take memory beside torch."""
 _OURS = re.compile(r"python|vllm|sglang|trtllm|ray|pt_main_thread|mpi|orted|VLLM|EngineCore|Worker", re.IGNORECASE)
 
 
@@ -45,6 +50,8 @@ class Event:
     shm: bool = False
     cgroup: bool = False
     multimodal: bool = False
+    engine: str | None = None
+    """Whose words they are; None: anybody's."""
     named: bool = True
     """The engine itself said which kind it is."""
 
@@ -65,7 +72,7 @@ def root(log: Log) -> Event | None:
     elif first.shortage is None and first.origin == "engine" and first.kind not in ("host_ram", "foreign_process"):
         near = next((one for one in events if one.shortage and one.line - first.line < _REACH), None)
         first = replace(first, shortage=near.shortage) if near else first
-    return _refined(first)
+    return _refined(first, figure(log, "initial_gib"))
 
 
 def _somebody_elses(event: Event) -> bool:
@@ -94,6 +101,7 @@ def _named(log: Log) -> Iterator[Event]:
             program=groups.get("program") or "",
             shm=bool(rule.get("shm")),
             cgroup=bool(rule.get("cgroup")),
+            engine=rule.get("engine"),
         )
 
 
@@ -161,20 +169,25 @@ _MEANS: Mapping[str | None, tuple[str, str, str | None, str]] = {
 }
 
 
-def _refined(event: Event) -> Event:
+def _refined(event: Event, initial: float | None) -> Event:
     """Return the event with what torch's figures tell: others on the GPU, or free memory in pieces."""
     short = event.shortage
     if event.kind == "foreign_process":
         return _share_too_large(event)
+    if event.kind == "kv_cache" and event.to == "raise" and (initial or 0) >= INITIAL_GIB:
+        what = f"{initial:g} GiB of the GPU were in use before the engine had loaded anything"
+        return replace(event, kind="foreign_process", what=what, setting=None)
     if event.kind == "host_ram" or short is None:
         return event
     floor = max(FOREIGN_GIB, FOREIGN_SHARE * (short.total or 0))
     if short.held_by_others >= floor and short.held_by_others + (short.free or 0) >= short.tried:
         return replace(event, kind="foreign_process", what="another process holds memory of the GPU", setting=None)
-    pieces = short.fragmented and (
-        event.phase in ("profile", "after_kv", "runtime", None)
-        or (short.unallocated or 0) >= 0.1 * (short.total or float("inf"))
-    )
+    if short.unexplained >= max(INITIAL_GIB, UNEXPLAINED_SHARE * (short.total or 0)):
+        what = f"{short.unexplained:.1f} GiB of the GPU are neither free nor this process's"
+        return replace(event, kind="foreign_process", what=what, setting=None)
+    # Weights that do not fit leave pieces as well, which would not hold the rest of them.
+    while_running = event.kind == "activation" if event.named else event.phase not in ("weights", "graph_capture")
+    pieces = short.fragmented and (while_running or (short.unallocated or 0) >= 0.1 * (short.total or math.inf))
     if pieces and event.kind in ("activation", "weights", "graph_capture"):
         what = "torch held enough free memory, in pieces of which none is large enough"
         return replace(event, kind="fragmentation", what=what, setting=None)

@@ -37,7 +37,7 @@ _LEVEL = re.compile(r"(?:ERROR|WARNING|INFO|DEBUG|CRITICAL) [\d-]+ [\d:.,]+ \[[^
 def pattern(text: str) -> re.Pattern[str]:
     """Compile a pattern of the catalog, in which a blank stands for any white space and ` ?` for none as well."""
     spaced = text.replace(" ?", r"\s*").replace(" +", r"\s+").replace(" ", r"\s+")
-    return re.compile(spaced)
+    return re.compile(spaced, re.IGNORECASE)
 
 
 def faults() -> dict[str, Any]:
@@ -103,6 +103,8 @@ class Log:
 def read(text: str) -> list[Log]:
     """Return the starts in a log, the last one first."""
     lines = [_bare(line) for line in text[-LONGEST:].replace("\r", "\n").split("\n")]
+    # Ray repeats what others wrote, later and out of order.
+    lines = [line for line in lines if not line.endswith("across cluster]")]
     begins = [0]
     starts = [pattern(one) for one in faults()["starts"]]
     for number, line in enumerate(lines):
@@ -115,7 +117,7 @@ def read(text: str) -> list[Log]:
 def _bare(line: str) -> str:
     line = _COLOUR.sub("", line)
     for prefix in _PREFIXES:
-        if (match := prefix.match(line)) and "Killed process" not in line:
+        if match := prefix.match(line):
             line = line[match.end() :]
     return line.rstrip()
 
