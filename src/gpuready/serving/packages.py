@@ -208,6 +208,11 @@ _KNOWN: list[tuple[str, str, str]] = [
         "do not use it: see what the mirror in engines_index_url serves under this name",
     ),
     (
+        r"(?i)unexpected header|invalid (?:zip|gzip|archive)|corrupt|CRC32? (?:mismatch|check)|unexpected end of file",
+        "what arrived is corrupt",
+        "run the stage again; where that stays so, see what the mirror in engines_index_url serves",
+    ),
+    (
         r"(?P<code>401|403) (?:Unauthorized|Forbidden)",
         "{address} answers {code}",
         "put the index's credentials into engines_index_url",
