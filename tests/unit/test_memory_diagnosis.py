@@ -11,6 +11,7 @@ import yaml
 
 from gpuready.memory import diagnosis
 from gpuready.memory.cures import Known
+from gpuready.memory.neighbours import Holder
 
 REPORTS: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "data/oom_logs.yaml").read_text())
 """Public reports: what was written, and which kind it was."""
@@ -166,3 +167,79 @@ def test_flags_are_spelled_as_the_release_has_them() -> None:
     kept = diagnosis.of_log(offload)
     assert kept is not None
     assert kept.cure.flag == "hicache-size"
+
+
+SERVING = (
+    "The server is fired up\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total "
+    "capacity of 79.10 GiB of which 1.50 GiB is free."
+)
+PLAN = {
+    "name": "chat",
+    "engine": "vllm",
+    "engine_version": "0.19.1",
+    "settings": {"gpu_memory_utilization": 0.9, "max_model_len": 40960, "tensor_parallel_size": 1},
+    "memory": {"total_gib": 79.1},
+    "environment": [],
+}
+
+
+def test_the_plan_gives_the_share_that_the_log_does_not_tell() -> None:
+    found = diagnosis.diagnose(SERVING, "", [], PLAN)
+    assert found is not None
+    # 0.5 GiB were missing and 0.5 are spared, of 79.1: 0.0126 less than 0.9.
+    assert (found.kind, found.cure.flag, found.cure.value) == ("activation", "gpu-memory-utilization", 0.88)
+    assert found.cure.declared("chat") == "gpuready_deployments, chat: flags: {gpu-memory-utilization: 0.88}"
+
+
+def test_a_planned_share_is_not_raised_where_a_shorter_request_cures_it() -> None:
+    log = f"Free memory on device (78.5/79.1 GiB) on startup. gpu_memory_utilization=0.6\n{NO_ROOM}"
+    found = diagnosis.diagnose(log, "", [], PLAN)
+    assert found is not None
+    assert (found.cure.flag, found.cure.value) == ("max-model-len", 9344)
+
+
+def test_a_leftover_process_is_named_with_its_pid() -> None:
+    found = diagnosis.diagnose(SERVING, "", [Holder(0, 4711, 60.0, "VLLM::EngineCor")], PLAN)
+    assert found is not None
+    assert found.kind == "foreign_process"
+    assert "GPU 0: process 4711 (VLLM::EngineCor) of no unit holds 60.00 GiB" in found.evidence
+    assert found.cure.words() == "end process 4711, which no unit holds"
+
+
+def test_a_deployment_beyond_its_part_of_a_shared_gpu_is_named() -> None:
+    other = Holder(0, 9, 30.0, "python", "gpuready-engine@embed.0.service", "embed", 20.0)
+    found = diagnosis.diagnose(SERVING, "", [other], PLAN)
+    assert found is not None
+    assert found.kind == "foreign_process"
+    assert found.what == "deployment embed holds 30.00 GiB of the shared GPU; its part is 20.00"
+    assert found.cure.words() == "restart deployment embed, or give it a larger part"
+
+
+@pytest.mark.parametrize("held", [20.4, 0.3])
+def test_a_deployment_within_its_part_is_no_cause(held: float) -> None:
+    other = Holder(0, 9, held, "python", "gpuready-engine@embed.0.service", "embed", 20.0)
+    found = diagnosis.diagnose(SERVING, "", [other], PLAN)
+    assert found is not None
+    assert found.kind == "activation"
+
+
+def test_the_kernel_speaks_where_the_engine_could_not() -> None:
+    kernel = "Out of memory: Killed process 9 (VLLM::Worker_TP) total-vm:1kB, anon-rss:209715200kB, file-rss:0kB"
+    found = diagnosis.diagnose("INFO 12-01 05:00:00 [core.py:1] Loading", kernel, [], PLAN)
+    assert found is not None
+    assert found.kind == "host_ram"
+    assert diagnosis.diagnose("", kernel.replace("VLLM::Worker_TP", "mysqld"), [], PLAN) is None
+
+
+def test_expandable_segments_that_are_on_already_are_not_the_cure() -> None:
+    log = (
+        f"{SERVING} Of the allocated memory 70.00 GiB is allocated by PyTorch, and 3.00 GiB is reserved by PyTorch but "
+        "unallocated."
+    )
+    plain = diagnosis.diagnose(log, "", [], PLAN)
+    already = {"name": "PYTORCH_ALLOC_CONF", "value": "expandable_segments:True", "why": ""}
+    after = diagnosis.diagnose(log, "", [], {**PLAN, "environment": [already]})
+    assert plain is not None
+    assert after is not None
+    assert (plain.kind, plain.cure.flag, plain.cure.where) == ("fragmentation", "PYTORCH_ALLOC_CONF", "environment")
+    assert (after.cure.flag, after.cure.value) == ("gpu-memory-utilization", 0.88)

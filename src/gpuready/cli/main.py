@@ -36,6 +36,7 @@ NOUNS: dict[str, str] = {
     "gateway": "the only door to the engines: apply",
     "release": "rendered deployments: apply, list",
     "deployment": "running deployments: status, and the steps of their units",
+    "memory": "what became of GPU and host memory: diagnose",
     "spec": "what an operator declares: check, schema, docs (controller only)",
     "completion": "completion of this command line: bash, zsh",
 }
@@ -88,6 +89,8 @@ def _verb_parser(noun: str, verbs: dict[str, Verb]) -> argparse.ArgumentParser:
         )
         for argument in verb.arguments:
             one.add_argument(argument, metavar=argument.upper())
+        if verb.optional_argument:
+            one.add_argument(verb.optional_argument, nargs="?", metavar=verb.optional_argument.upper())
         for option in verb.options:
             _add_option(one, option)
         if verb.takes_input:
@@ -174,7 +177,11 @@ def run(argv: list[str], screen: Screen | None = None) -> tuple[Result, bool]:
         own_environment(os.environ, given.pop("proxy", None))
         call = Call(
             input=given,
-            arguments=[options[argument] for argument in verb.arguments],
+            arguments=[
+                options[argument]
+                for argument in [*verb.arguments, verb.optional_argument]
+                if argument and options[argument] is not None
+            ],
             check=bool(options.get("check")),
             options={option.key: options[option.key] for option in verb.options},
             screen=screen or Screen.of(sys.stdout),

@@ -61,6 +61,8 @@ class Verb:
     """Changes the machine, so it takes `--check`."""
     takes_input: bool = False
     arguments: list[str] = field(default_factory=list)
+    optional_argument: str = ""
+    """One more positional argument, which may be left out; it is the last of `Call.arguments` where it is given."""
     options: Sequence[Option] = ()
     more: str = ""
     """What `--help` says below the options: examples."""

@@ -40,6 +40,23 @@ class Cure:
     """The planner's name of it; empty where it has none."""
     where: str = "flags"
     """Where an operator declares it: flags, environment, gpus, host."""
+    gib: float | None = None
+    """What a smaller share leaves free beyond what was left; None where that is not what cures it."""
+
+    def declared(self, deployment: str) -> str:
+        """Return where an operator writes it down; empty where there is nothing to write."""
+        value = "..." if self.value is None else self.value
+        if not self.flag:
+            return ""
+        if self.where == "host":
+            knob = self.flag == "base_shm_percent"
+            return f"group_vars: {self.flag}: {value}" if knob else f"a drop-in of the unit: {self.flag}={value}"
+        field = {
+            "flags": f"flags: {{{self.flag}: {value}}}",
+            "environment": f"environment: {{{self.flag}: '{value}'}}",
+            "gpus": f"gpus: {value}",
+        }[self.where]
+        return f"gpuready_deployments, {deployment}: {field}"
 
     def words(self) -> str:
         """Return the cure as a clause."""
@@ -164,18 +181,21 @@ def _lowered(event: Event, known: Known) -> Cure:
     if (own := known.get("kv_bytes")) is not None and known.engine != "tensorrt_llm":
         value = int(own - missing * GIB) if missing is not None else None
         enough = value if value is not None and value > 0 else None
-        return Cure(known.spell("kv_bytes"), enough, size or "less KV cache leaves more", "lower", "kv_bytes")
+        why = size or "less KV cache leaves more"
+        return Cure(known.spell("kv_bytes"), enough, why, "lower", "kv_bytes", gib=missing)
     fraction = event.figures.get("fraction") or known.get("fraction")
     name = known.spell("memory_fraction")
     base = event.figures.get("free") if known.engine == "tensorrt_llm" else total
     if fraction is not None and missing is not None and base:
         smaller = math.floor((fraction - missing / base) * 100) / 100
         if smaller > 0:
-            return Cure(name, smaller, f"{size}; {missing:.2f} of {base:g} GiB", "lower", "memory_fraction")
+            why = f"{size}; {missing:.2f} of {base:g} GiB"
+            return Cure(name, smaller, why, "lower", "memory_fraction", gib=missing)
     if missing is not None and base:
         why = f"{size}: by at least {math.ceil(missing / base * 100) / 100:.2f}"
-        return Cure(name, None, why, "lower", "memory_fraction")
-    return Cure(name, None, size or "a smaller KV cache leaves more for what is missing", "lower", "memory_fraction")
+        return Cure(name, None, why, "lower", "memory_fraction", gib=missing)
+    why = size or "a smaller KV cache leaves more for what is missing"
+    return Cure(name, None, why, "lower", "memory_fraction", gib=missing)
 
 
 def _half(known: Known, setting: str, why: str) -> Cure:

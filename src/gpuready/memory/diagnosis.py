@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from gpuready.memory import events, lines
+from gpuready.memory import events, lines, neighbours
 from gpuready.memory.cures import NEWEST, Cure, Known, cure
 from gpuready.memory.events import Event
+from gpuready.memory.neighbours import Holder
 
 KINDS = ("weights", "kv_cache", "graph_capture", "activation", "fragmentation", "host_ram", "foreign_process")
 TITLES = {
@@ -65,6 +66,68 @@ def of_log(text: str, known: Known | None = None) -> Diagnosis | None:
         if _not_memory(log) is not None:
             return None
     return None
+
+
+def diagnose(
+    log: str, kernel: str = "", holders: Sequence[Holder] = (), plan: Mapping[str, Any] | None = None
+) -> Diagnosis | None:
+    """Return the root cause by all that a server knows; None where it was no lack of memory.
+
+    `log` is the engine's, `kernel` the kernel's of the same time, `holders` who else holds the replica's GPUs by NVML,
+    `plan` the deployment's part of the plan that the engine was started with.
+    """
+    known = known_of(plan) if plan else Known()
+    found = of_log(log, known)
+    if found is None:
+        killed = of_log(kernel, known)
+        return killed if killed is not None and killed.kind == "host_ram" and _is_ours(kernel) else None
+    return _beside(found, holders)
+
+
+def _is_ours(kernel: str) -> bool:
+    """Say whether the kernel killed an engine, and not something else on the server."""
+    return any(events.names_an_engine(log) for log in lines.read(kernel))
+
+
+def _beside(found: Diagnosis, holders: Sequence[Holder]) -> Diagnosis:
+    """Return the diagnosis with who else holds the GPUs, which is the cause where they hold enough."""
+    others = neighbours.counted(holders)
+    if not others or found.kind == "host_ram":
+        return found
+    evidence = (*found.evidence, *(one.words() for one in others))
+    cure = Cure("", None, neighbours.remedy(others), "set", "", "host")
+    if found.kind == "foreign_process":
+        # A value that the engine's own figures give stays the answer for whoever must live with the other process.
+        return replace(found, evidence=evidence, cure=cure if not found.cure.flag else found.cure)
+    if neighbours.exceeding(others) or sum(one.gib or 0 for one in others) >= events.INITIAL_GIB:
+        return replace(found, kind="foreign_process", what=neighbours.said(others), evidence=evidence, cure=cure)
+    return replace(found, evidence=evidence)
+
+
+_PLANNED = {
+    "fraction": "gpu_memory_utilization",
+    "kv_bytes": "kv_cache_memory_bytes",
+    "tp": "tensor_parallel_size",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+    "max_num_seqs": "max_num_seqs",
+    "max_model_len": "max_model_len",
+}
+
+
+def known_of(plan: Mapping[str, Any]) -> Known:
+    """Return what a deployment's part of the plan knows beside the log."""
+    settings, memory = plan.get("settings", {}), plan.get("memory", {})
+    figures: dict[str, float] = {"planned": 1.0}
+    for name, planned in _PLANNED.items():
+        if settings.get(planned) is not None:
+            figures[name] = float(settings[planned])
+    # On the stand-in the plan's memory is the declared card's, which the engine never sees.
+    if not plan.get("stand_in") and memory.get("total_gib"):
+        figures["total_gib"] = float(memory["total_gib"])
+    given = plan.get("environment") or ()
+    pairs = given.items() if isinstance(given, Mapping) else ((one["name"], one["value"]) for one in given)
+    environment = {name: str(value) for name, value in pairs}
+    return Known(plan.get("engine"), plan.get("engine_version") or NEWEST, figures, environment)
 
 
 def other_cause(text: str) -> str | None:

@@ -80,6 +80,11 @@ def _somebody_elses(event: Event) -> bool:
     return event.origin == "kernel" and not _OURS.search(event.program)
 
 
+def names_an_engine(log: Log) -> bool:
+    """Say whether a kernel's log tells of a killed program that an engine consists of."""
+    return any(one.origin == "kernel" and not _somebody_elses(one) for one in _named(log))
+
+
 def _named(log: Log) -> Iterator[Event]:
     """Yield what engines, kernel and systemd said in words of their own, each rule once."""
     for rule in faults()["messages"]:

@@ -1,0 +1,136 @@
+"""Out-of-memory on this server: what engine, kernel and NVML say of a replica's last start, and what cures it."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gpuready.hardware import host, nvml
+from gpuready.memory import diagnosis
+from gpuready.memory.diagnosis import TITLES, Diagnosis
+from gpuready.memory.neighbours import Holder
+from gpuready.operations import start
+from gpuready.outcome import Result
+from gpuready.serving import units
+from gpuready.serving.layout import Layout
+
+JOURNAL_LINES = 20_000
+"""An engine's start with several workers writes some thousand."""
+GIB = 1 << 30
+
+
+def of_replica(layout: Layout, replica: str) -> Result:
+    """Say which out-of-memory ended a replica's last start, if any did.
+
+    Raises:
+        MachineCannot: where there is no such replica, or it was never given a release.
+    """
+    found = last_start(layout, replica)
+    unit = units.unit_of(replica)
+    log = journal(unit)
+    seen = diagnosis.diagnose(log, kernel_log(unit), holders(replica, found.part), found.plan)
+    return answer(seen, log, found.plan["name"], f"{replica}, release {found.number}")
+
+
+def of_text(text: str, where: str) -> Result:
+    """Say which out-of-memory a log tells of, if any."""
+    return answer(diagnosis.of_log(text), text, "", where)
+
+
+def last_start(layout: Layout, replica: str) -> start.Start:
+    """Return what the replica was started on last; what it is recorded on where nothing tells."""
+    if start.read_devices(layout, replica).get(start.RELEASE):
+        return start.running(layout, replica)
+    return start.next_start(layout, replica)[0]
+
+
+def answer(seen: Diagnosis | None, log: str, deployment: str, where: str) -> Result:
+    """Return a diagnosis as a command's result; that it was no lack of memory is an answer as well."""
+    other = None if seen else diagnosis.other_cause(log)
+    data = {"diagnosis": seen.as_dict() if seen else None, "other_cause": other, "of": where}
+    if seen is None:
+        told = f"something else: {other}" if other else "nothing that is known"
+        return Result(summary=f"{where}: no lack of memory in it; it says {told}", data=data)
+    lines = [f"{where}: out of memory, {TITLES[seen.kind]} ({seen.kind})", f"  {seen.what}", "  what says so:"]
+    lines += [f"    {line[:400]}" for line in seen.evidence]
+    lines += ["  figures:", *(f"    {line}" for line in seen.arithmetic)] if seen.arithmetic else []
+    lines.append(f"  cure: {seen.cure.words()}")
+    if deployment and (declared := seen.cure.declared(deployment)):
+        lines.append(f"  declare it: {declared}")
+    return Result(summary="\n".join(lines), data=data)
+
+
+def journal(unit: str) -> str:
+    """Return what the last start of a unit wrote, systemd's own words included."""
+    # What a process wrote in its last moment may still be on its way.
+    subprocess.run(["journalctl", "--sync"], capture_output=True, check=False)
+    words = ["journalctl", "--unit", unit, "--lines", str(JOURNAL_LINES), "--no-pager", "--output", "cat"]
+    invocation = units.properties(unit, "InvocationID").get("InvocationID", "")
+    if invocation:
+        text = _said([*words, f"_SYSTEMD_INVOCATION_ID={invocation}", "+", f"INVOCATION_ID={invocation}"])
+        if text.strip():
+            return text
+    return _said(words)
+
+
+def kernel_log(unit: str) -> str:
+    """Return what the kernel said since the unit was last started, by the wall clock."""
+    began = units.properties(unit, "InactiveExitTimestampMonotonic").get("InactiveExitTimestampMonotonic", "")
+    words = ["journalctl", "--dmesg", "--no-pager", "--output", "cat"]
+    if began.isdigit() and int(began):
+        seconds = time.time() - (time.clock_gettime(time.CLOCK_MONOTONIC) - int(began) / 1e6)
+        return _said([*words, f"--since=@{seconds:.0f}"])
+    return _said([*words, "--lines", "2000"])
+
+
+def _said(words: list[str]) -> str:
+    try:
+        ended = subprocess.run(words, capture_output=True, encoding="utf-8", errors="replace", check=False)
+    except FileNotFoundError:
+        return ""
+    return ended.stdout
+
+
+def holders(replica: str, part: Mapping[str, Any]) -> list[Holder]:
+    """Return who else holds the GPUs of a replica now; empty where there is no driver."""
+    report = nvml.probe()
+    own = units.unit_of(replica)
+    given = part.get("shares") or {}
+    found = []
+    for gpu in report.gpus if report else ():
+        if gpu.index not in part["gpus"]:
+            continue
+        for one in gpu.processes or ():
+            unit = host.unit(one.pid)
+            if unit == own:
+                continue
+            deployment = _deployment_of(unit)
+            found.append(
+                Holder(
+                    gpu=gpu.index,
+                    pid=one.pid,
+                    gib=None if one.used_bytes is None else one.used_bytes / GIB,
+                    program=_program(one.pid),
+                    unit=unit,
+                    deployment=deployment,
+                    part_gib=given.get(deployment),
+                )
+            )
+    return found
+
+
+def _deployment_of(unit: str | None) -> str | None:
+    """Return the deployment that a unit of ours serves."""
+    name = (unit or "").removesuffix(".service")
+    prefix, _, replica = name.partition("@")
+    return replica.rpartition(".")[0] or None if prefix == "gpuready-engine" else None
+
+
+def _program(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
