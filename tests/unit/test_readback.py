@@ -12,7 +12,7 @@ import pytest
 from tests.unit.standin_systemd import Server
 
 from gpuready.hardware import nvml
-from gpuready.operations import devices, readback, release, replica
+from gpuready.operations import devices, engine_unit, readback, release, replica
 from gpuready.serving import figures, readiness, units
 from gpuready.serving.files import read_json, write_text
 from gpuready.serving.layout import Layout
@@ -58,7 +58,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
     made = Server(Layout(tmp_path, engine_group="no-such-group"))
     monkeypatch.setattr(units, "systemctl", made.systemctl)
     monkeypatch.setattr(units, "properties", made.properties)
-    monkeypatch.setattr(release, "place_unit", made.place_unit)
+    monkeypatch.setattr(engine_unit, "place_unit", made.place_unit)
     monkeypatch.setattr(nvml, "probe", made.probe)
     monkeypatch.setattr(os, "fsync", lambda _: None)
     monkeypatch.setattr(devices, "load_uvm", lambda: None)

@@ -117,14 +117,13 @@ def test_all_steps_of_a_start_use_one_release(store: Store) -> None:
     assert start.running(store.layout, "chat.0").number == 1
 
 
-def test_a_failing_unified_memory_module_is_said(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    proved(store)
+def test_a_failing_unified_memory_module_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = tmp_path / "nvidia-modprobe"
     program.write_text('#!/bin/sh\necho "$@" > "$0.words"\necho "modprobe: FATAL: no nvidia-uvm" >&2\nexit 1\n')
     program.chmod(0o755)
     monkeypatch.setattr(shutil, "which", lambda _: str(program))
     with pytest.raises(MachineCannot, match=r"nvidia-modprobe -u -c=0 ended with 1: modprobe: FATAL: no nvidia-uvm"):
-        devices(store)
+        step.load_uvm()
     assert (tmp_path / "nvidia-modprobe.words").read_text() == "-u -c=0\n"
 
 

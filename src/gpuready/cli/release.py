@@ -11,10 +11,12 @@ from gpuready.serving.releases import Store, replicas_on_disk
 
 def _apply(call: Call) -> Result:
     plan, files, unit = (call.input.get(name) for name in ("plan", "files", "unit"))
-    if not isinstance(plan, dict) or not isinstance(files, dict) or not isinstance(unit, str):
-        what = "the input of release apply is {plan: ..., files: {deployment: {name: text}}, unit: text}"
+    beside = call.input.get("beside", {})
+    if not (isinstance(plan, dict) and isinstance(files, dict) and isinstance(unit, str) and isinstance(beside, dict)):
+        form = "{plan: ..., files: {deployment: {name: text}}, unit: text, beside: {name of a unit: text}}"
+        what = f"the input of release apply is {form}"
         raise Refusal(Failure("input.release", what, "a part is missing", "site.yml makes it"))
-    return Applier(Layout(), call.check).apply(plan, files, unit)
+    return Applier(Layout(), call.check).apply(plan, files, unit, beside)
 
 
 def _list(_: Call) -> Result:

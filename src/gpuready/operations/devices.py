@@ -37,7 +37,6 @@ def write_devices(layout: Layout, replica: str, limit: crashes.Limit = crashes.U
     crashes.pause(layout, replica)
     start, trial = next_start(layout, replica)
     demand_files(replica, start)
-    load_uvm()
     report = nvml.probe()
     if report is None or report.problem:
         why = "there is no NVIDIA driver" if report is None else str(report.problem)

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuready.hardware import nvml
-from gpuready.operations import claims, order, readback
+from gpuready.operations import claims, engine_unit, order, readback
 from gpuready.operations.claims import Claim
 from gpuready.operations.replica import start_seconds
-from gpuready.operations.service import place_unit
 from gpuready.outcome import Change, Failed, Failure, Result
 from gpuready.serving import releases, units
 from gpuready.serving.files import as_json, has_access, read_json, write_text
@@ -61,17 +60,33 @@ class Applier:
     _unit_digest: str = ""
     _gpus: tuple[nvml.NvmlGpu, ...] = ()
 
-    def apply(self, plan: Mapping[str, Any], files: Mapping[str, Mapping[str, str]], unit_text: str) -> Result:
-        """Bring all deployments of the host to the plan; stop at the first that does not come up."""
+    def apply(
+        self,
+        plan: Mapping[str, Any],
+        files: Mapping[str, Mapping[str, str]],
+        unit_text: str,
+        beside: Mapping[str, str] | None = None,
+    ) -> Result:
+        """Bring all deployments of the host to the plan; stop at the first that does not come up.
+
+        `beside` are the units, by name, that the engines' own wants.
+        """
         with self._result.kept_by_failures(self.check):
             try:
-                self._apply(plan, files, unit_text)
+                self._place_units(unit_text, beside or {})
+                self._apply(plan, files)
             finally:
                 self._result.changed = bool(self._words)
         self._result.summary = "; ".join(self._words) if self._words else "every deployment is as planned and serves"
         return self._result
 
-    def _apply(self, plan: Mapping[str, Any], files: Mapping[str, Mapping[str, str]], unit_text: str) -> None:
+    def _place_units(self, unit_text: str, beside: Mapping[str, str]) -> None:
+        self._unit_digest = units.digest_of(unit_text)
+        if placed := engine_unit.place(self.layout, unit_text, beside, self.check):
+            self._result.diff += placed
+            self._words.append("the engines' unit is new")
+
+    def _apply(self, plan: Mapping[str, Any], files: Mapping[str, Mapping[str, str]]) -> None:
         deployments = claims.divided(plan["deployments"])
         found = [target for one in deployments for target in self._targets(one, files[one["name"]])]
         after = {target.replica: target.part.get("start_after", ()) for target in found}
@@ -79,11 +94,6 @@ class Applier:
         targets = sorted(found, key=lambda target: places[target.replica])
         report = nvml.probe()
         self._gpus = report.gpus if report else ()
-        self._unit_digest = units.digest_of(unit_text)
-        unit = place_unit(self.layout.engine_unit.name, unit_text, self.check)
-        if unit:
-            self._result.diff.append(unit)
-            self._words.append("the engines' unit is new")
         if ordered := order.bring(self.layout, after, self.check):
             self._result.diff += ordered
             self._words.append(f"the order of start {self._say('changed', 'would change')}")

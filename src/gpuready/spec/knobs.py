@@ -154,6 +154,9 @@ RULES: dict[str, Rule] = {
     "engines_find_links.*": Rule(
         "folders of the controller, or addresses with http:// or https://", _is_place_of_wheels
     ),
+    "serving_crash_starts": _between(1, 1000),
+    "serving_crash_seconds": _between(60, 30 * DAY),
+    "serving_reachable.*": Rule(_NETWORKS, is_network),
     "gateway_port": _between(1, FIRST_PORT - 1),
     "gateway_bind": Rule("* or an IPv4 or IPv6 address", _is_address),
     "gateway_request_timeout_seconds": _between(1, DAY),
