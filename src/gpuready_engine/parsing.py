@@ -50,6 +50,8 @@ def check_parsed(
         found = parse()
     except (Refused, SystemExit, ValueError, TypeError, KeyError, AssertionError) as error:
         said = str(error) or type(error).__name__
+        if isinstance(error, SystemExit):  # one of its options, such as help, does something else and ends
+            said = f"the parser ended with exit status {error.code} before it had read all"
         flag = flag_in(said, written)
         report.add(flag, said, "" if f"--{dashed(flag)}" in known else nearest(flag, known))
         found = None
@@ -85,7 +87,15 @@ def flag_in(said: str, written: Mapping[str, Any]) -> str:
         if dashed(name) in spelled:
             return spelled[dashed(name)]
     words = set(re.findall(r"\w+", said.replace("-", "_")))
-    return next((name for name in written if "-" in name and name.replace("-", "_") in words), "")
+    named = (name for name in written if re.search("[-_]", name) and name.replace("-", "_") in words)
+    left_over = set(said.removeprefix("unrecognized arguments: ").split()) if "unrecognized" in said else set()
+    valued = (name for name, value in written.items() if left_over & set(_texts(value)))
+    return next(named, next(valued, ""))
+
+
+def _texts(value: Any) -> list[str]:
+    """Return the words that a value of the file becomes on a command line."""
+    return [str(one) for one in value] if isinstance(value, list) else [str(value)]
 
 
 def _unknown(name: str, known: Mapping[str, argparse.Action]) -> tuple[str, str]:
@@ -128,12 +138,11 @@ def _is_switched(value: bool, option: str, action: argparse.Action, taken: Any) 
 def _is_converted(value: Any, action: argparse.Action, taken: Any) -> bool:
     """Return whether a value is what the option's own conversion makes of the text in the file."""
     convert = action.type if callable(action.type) else str
-    texts = [str(one) for one in value] if isinstance(value, list) else [str(value)]
     try:
-        made = [convert(text) for text in texts]
+        made = [convert(text) for text in _texts(value)]
     except (ValueError, TypeError, argparse.ArgumentTypeError):
         return False
-    return taken in (made, made[0])
+    return bool(taken == made or (len(made) == 1 and taken == made[0]))
 
 
 def deep(value: Any, path: str) -> Any:

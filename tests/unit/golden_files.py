@@ -41,8 +41,8 @@ DECLARED: dict[str, dict[str, Any]] = {
         "no-enable-chunked-prefill": True,
         "seed": 7,
         "override-generation-config": {"temperature": 0.5, "note": STRANGE},
-        "allowed-origins": ["https://a.example", "https://b.example"],
-        "middleware": [],
+        "allowed-origins": '["https://a.example", "https://b.example"]',
+        "cudagraph-capture-sizes": [1, 2, 4],
         "tokenizer-mode": "slow",
     },
     "sglang": {

@@ -62,6 +62,7 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
     "vllm/entrypoints/openai/cli_args.py": """
 import argparse
 def make_arg_parser(parser):
+    parser.add_argument("model_tag", nargs="?")
     parser.add_argument("--model")
     parser.add_argument("--port", type=int)
     parser.add_argument("--served-model-name", nargs="+")
@@ -123,7 +124,7 @@ def test_what_the_parser_takes_as_written_is_accepted(check: Check) -> None:
     [
         (
             "max-num-seqz: 64",
-            "deployment chat, flag max-num-seqz is refused by vLLM unknown: unrecognized arguments: --max-num-seqz 64; "
+            "deployment chat, flag max-num-seqz is refused by vLLM unknown: unrecognized arguments: --max-num-seqz; "
             "did you mean max-num-seqs?",
         ),
         (
@@ -131,6 +132,12 @@ def test_what_the_parser_takes_as_written_is_accepted(check: Check) -> None:
             "flag max_num_seqs is refused by vLLM unknown: argument --max-num-seqs: invalid int value",
         ),
         ("dtype: fp9", "flag dtype is refused by vLLM unknown: argument --dtype: invalid choice: 'fp9' (choose from "),
+        (
+            "max-num-seqs: [8, 16]",
+            "flag max-num-seqs is refused by vLLM unknown: the file says [8, 16], and the engine's parser took 8",
+        ),
+        ("disable-log-stats: off9", "the file says 'off9', and the engine's parser took True"),
+        ("help: true", "the parser ended with exit status 0 before it had read all"),
         ("kv-cache-dtype: fp9", "flag kv-cache-dtype is refused by vLLM unknown: Input should be 'auto' or 'fp8'"),
         ("gpu-memory-utilization: 1.9", "gpu-memory-utilization is refused by vLLM unknown: Input should be less than"),
         (
