@@ -73,6 +73,75 @@ def test_a_half_built_engine_is_told_under_check_and_left_alone(
         assert say(machine, f"ls -la {ENGINE}") == before
 
 
+def test_an_engine_of_the_distributions_former_python_is_told_and_built_anew(
+    finished_clone: Machine, play: Callable[..., Any]
+) -> None:
+    """As an upgrade of the distribution leaves it: the environment's Python leads to another version's packages."""
+    machine = finished_clone
+    say(machine, f'sed -i \'s/"python": "3[.][0-9]*/"python": "3.9/\' $(ls -d {ENGINE})gpuready-engine.json')
+    assert marker(machine)["python"].startswith("3.9.")
+    played = play(machine, "playbooks/engines.yml", None, "--check", "--diff")
+    assert played.rc == 0, played.stdout
+    assert "built for Python 3.9, the server's /usr/bin/python3 is now 3.13" in played.stdout
+    assert played.recap["h100-sg-01"]["changed"] == 1, played.stdout
+
+
+def test_of_all_engines_what_has_no_python_here_is_named_and_the_others_stay(
+    finished: Machine, play: Callable[..., Any]
+) -> None:
+    played = play(finished, "playbooks/engines.yml", {"engines_install": "all"})
+    assert played.rc == 0, played.stdout
+    assert played.recap["h100-sg-01"]["changed"] == 0, played.stdout
+    said = re.sub(r"\s+", " ", played.stdout)
+    assert "sglang is left out: " in said
+    assert "no lock for the server's Python 3.13: it runs on Python 3.11; use Debian 12 (3.11), or install a" in said
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/opt/none/bin/python3", "cannot be used on the server: No such file or directory; name one of version 3.11"),
+        ("/root/python3", "is hidden from the engines"),
+    ],
+)
+def test_a_python_that_is_not_there_is_refused_before_anything_is_done(
+    finished: Machine, play: Callable[..., Any], path: str, words: str
+) -> None:
+    played = play(finished, "playbooks/engines.yml", {"engines_pythons": {"vllm": path}})
+    assert played.rc != 0
+    said = re.sub(r"\s+", " ", played.stdout)
+    assert f"engines_pythons.vllm = '{path}' {words}" in said
+    assert played.recap["h100-sg-01"]["changed"] == 0, played.stdout
+
+
+def test_former_engines_stay_until_they_are_pruned_and_what_is_not_ours_for_ever(
+    finished_clone: Machine, play: Callable[..., Any]
+) -> None:
+    machine, folder = finished_clone, "/opt/gpuready/engines"
+    for day, version in enumerate(("0.1", "0.2"), 1):
+        say(
+            machine,
+            f"mkdir -p {folder}/vllm-{version}-000000000000/bin && cd {folder}/vllm-{version}-000000000000 && "
+            f'ln -s /usr/bin/python3 bin/python && echo \'{{"engine": "vllm", "version": "{version}", '
+            f'"lock_sha256": "000000000000", "python": "3.13.5", "built_at": "2026-11-0{day}"}}\' '
+            "> gpuready-engine.json && chmod -R a-w .",
+        )
+    say(machine, f"mkdir {folder}/by-hand")
+    played = play(machine, "playbooks/engines.yml")
+    assert played.recap["h100-sg-01"]["changed"] == 0, played.stdout
+    program = "echo '{}' | python3 /opt/gpuready/gpuready.pyz engine prune --json"
+    shown = json.loads(say(machine, f"{program} --check"))
+    assert "vllm-0.1-000000000000" in shown["summary"]
+    assert "0.2" not in shown["summary"]
+    assert say(machine, f"ls {folder} | wc -l") == "4"
+    done = json.loads(say(machine, program))
+    assert done["changed"]
+    assert f"not made by gpuready, and left alone: {folder}/by-hand" in done["data"]["notes"]
+    left = say(machine, f"ls {folder}").split()
+    assert [name.rpartition("-")[0] for name in left] == ["by", "vllm-0.2", "vllm-0.32.0"]
+    assert not json.loads(say(machine, program))["changed"]
+
+
 def test_a_spoiled_model_is_brought_anew(finished_clone: Machine, play: Callable[..., Any]) -> None:
     machine = finished_clone
     say(machine, f"truncate -s 1000 {MODEL}model.safetensors")
