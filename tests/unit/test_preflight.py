@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from tests.unit.planning_options import LLAMA_8B
 
+from gpuready import catalog
 from gpuready.operations.facts import placement, release_files
 from gpuready.planning.host import decide, engine_ports, keep_or_renew, needs_of
-from gpuready.planning.preflight import stand_in_failures
+from gpuready.planning.preflight import driver_failures, stand_in_failures
 from gpuready.planning.surroundings import TARGETS
 
 GIB = 1024**3
@@ -181,6 +182,15 @@ def test_driver_that_does_not_answer() -> None:
     facts["nvml"] = {"driver": None, "problem": "Driver/library version mismatch (NVML 18)", "gpus": []}
     (sentence,) = sentences(good_spec(), facts)
     assert "the NVIDIA driver does not answer: Driver/library version mismatch" in sentence
+
+
+def test_a_driver_that_no_longer_knows_the_card_is_refused() -> None:
+    facts = {"nvml": {"driver": "595.45.04"}}
+    stack = catalog.load("stacks")["stacks"]["cu124-volta"]
+    (failure,) = driver_failures("h1", "v100s-32gb", "cu124-volta", stack, facts)
+    assert "the NVIDIA driver is 595.45.04: branch 580 is the last that knows this card" in failure.sentence()
+    assert driver_failures("h1", "v100s-32gb", "cu124-volta", stack, {"nvml": {"driver": "580.95.05"}}) == []
+    assert driver_failures("h1", "t4", "cu128", catalog.load("stacks")["stacks"]["cu128"], facts) == []
 
 
 def test_no_driver_is_refused_before_gigabytes_are_installed() -> None:

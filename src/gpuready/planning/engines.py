@@ -12,12 +12,11 @@ from gpuready.outcome import Failure, Refusal
 from gpuready.planning import support
 from gpuready.planning.memory.device import device
 from gpuready.planning.memory.run import Run
+from gpuready.planning.preflight import HIDDEN_FROM_ENGINES
 
 FOLDER = "/opt/gpuready/engines"
 SYSTEM_PYTHON = "/usr/bin/python3"
 """The distribution's own Python, of whichever version."""
-HIDDEN = ("/home/", "/root/", "/run/", "/tmp/", "/var/tmp/")  # noqa: S108 - named, not used
-"""Folders that the engines' unit does not show them, or that a boot empties."""
 
 
 @dataclass(frozen=True)
@@ -230,8 +229,8 @@ def _named_python(
     """Return the Python that the operator named for an engine, by what a look at the server found."""
     what = f"{where}, engines_pythons.{name} = {path!r}"
     fits = f"name one of version {_or(entry['pythons'])}"
-    if path.startswith(HIDDEN):
-        why = f"the engines' unit sees nothing below {', '.join(HIDDEN)}"
+    if path.startswith(HIDDEN_FROM_ENGINES):
+        why = f"the engines' unit sees nothing below {', '.join(HIDDEN_FROM_ENGINES)}"
         return Failure("plan.python", f"{what} is hidden from the engines", why, "put it below /opt or /usr/local")
     look = (facts.get("pythons_named") or {}).get(path) or {"version": "", "problem": "it was not looked at"}
     if look["problem"]:

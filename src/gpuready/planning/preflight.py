@@ -7,7 +7,8 @@ from typing import Any
 
 from gpuready import catalog
 from gpuready.outcome import Failure
-from gpuready.planning import clock, sources
+from gpuready.planning import clock, sources, support
+from gpuready.planning.memory.device import device
 from gpuready.planning.memory.run import GIB
 
 NVIDIA = "10de"
@@ -32,7 +33,7 @@ def _card_of_pci(device_id: str) -> str | None:
 def driver_failures(
     host: str, key: str, stack_name: str, stack: Mapping[str, Any], facts: Mapping[str, Any]
 ) -> list[Failure]:
-    """Check that a driver answers, and is new enough for the stack and the card."""
+    """Check that a driver answers, is new enough for the stack and the card, and still knows the card."""
     floors = [floor for floor in (stack["host"]["driver_min"], cards()[key].get("driver_min")) if floor]
     if not floors:
         return []
@@ -48,6 +49,11 @@ def driver_failures(
     if nvml["driver"] and _version(nvml["driver"]) < _version(needed):
         what = f"host {host}, gpuready_stack = {stack_name!r}: the NVIDIA driver is {nvml['driver']}"
         return [Failure("preflight.driver_old", what, f"{key} on this stack needs {needed}", "upgrade the driver")]
+    last = support.last_driver(device(key))
+    if nvml["driver"] and last and _version(nvml["driver"])[0] > last:
+        what = f"host {host}, gpuready_gpu_model = {key}: the NVIDIA driver is {nvml['driver']}"
+        why = f"branch {last} is the last that knows this card"
+        return [Failure("preflight.driver_new", what, why, f"install a driver of branch {last}")]
     return []
 
 

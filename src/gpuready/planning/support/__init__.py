@@ -14,9 +14,9 @@ from gpuready.planning.memory.run import Device, Run
 from gpuready.planning.memory.versions import Version, parse
 from gpuready.planning.model.facts import ModelFacts
 from gpuready.planning.support import formats, parallelism
-from gpuready.planning.support.capability import Asked, Objection, OnCard, engines, first, newest, release_of
+from gpuready.planning.support.capability import Asked, Objection, OnCard, engines, first, newest, release_of, within
 
-__all__ = ["Choices", "Objection", "choices", "flag", "newest", "objections", "on_card"]
+__all__ = ["Choices", "Objection", "choices", "flag", "last_driver", "newest", "objections", "on_card"]
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,13 @@ def on_card(device: Device, run: Run, *, cuda: str | None = None, made_for: str 
     """
     asked = OnCard(engines()[run.engine], device, run)
     return list(_card(asked)) or list(parallelism.host(asked, None, cuda, made_for))
+
+
+def last_driver(device: Device | None) -> int | None:
+    """Return the last driver branch that knows a card; None where every newer one does, or the card is unknown."""
+    rules = catalog.load("engine_support")["last_drivers"] if device else []
+    found = [int(rule["branch"]) for rule in rules if device and within(device.compute, rule)]
+    return min(found, default=None)
 
 
 def _card(asked: OnCard) -> Iterator[Objection]:
