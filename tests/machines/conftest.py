@@ -79,10 +79,11 @@ def invocation(
     *args: str,
     group_vars: Mapping[str, Any] | None = None,
     files: Mapping[str, str] | None = None,
+    checkout: Path = CHECKOUT,
 ) -> Iterator[tuple[list[str], dict[str, str]]]:
     """Give the command line and the environment of a run against test machines; what they name goes afterwards.
 
-    `files` are an operator's own, by their paths in the inventory's folder.
+    `files` are an operator's own, by their paths in the inventory's folder; `checkout` is this one or a test's copy.
     """
     named: Mapping[str, Machine | str] = {server_name(hosts): hosts} if isinstance(hosts, Machine) else hosts
     # Short, because a control socket's path is limited; new, because addresses are used again.
@@ -105,7 +106,8 @@ def invocation(
         ]
         env = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
         env |= {
-            "ANSIBLE_CONFIG": str(CHECKOUT / "ansible.cfg"),
+            "ANSIBLE_CONFIG": str(checkout / "ansible.cfg"),
+            "PYTHONPATH": str(checkout / "src"),
             "ANSIBLE_NOCOLOR": "1",
             "ANSIBLE_SSH_CONTROL_PATH_DIR": str(folder / "cp"),
             "ANSIBLE_SSH_ARGS": "-o ControlMaster=auto -o ControlPersist=20s -o ServerAliveInterval=15",
@@ -134,17 +136,19 @@ def run_playbook(
     group_vars: Mapping[str, Any] | None = None,
     files: Mapping[str, str] | None = None,
     timeout: float = 1200,
+    checkout: Path = CHECKOUT,
 ) -> Played:
     """Run a playbook of ours (or several, with spaces between) on test machines, with inventories/sim's variables.
 
     `extra` are extra vars (they win); `group_vars` are added to the hosts' groups in the inventory itself, in whose
     folder `files` lie.
     """
-    with invocation(sim, hosts, playbook, extra, *args, group_vars=group_vars, files=files) as (argv, env):
+    words = invocation(sim, hosts, playbook, extra, *args, group_vars=group_vars, files=files, checkout=checkout)
+    with words as (argv, env):
         started = time.monotonic()
         done = subprocess.run(
             argv,
-            cwd=CHECKOUT,
+            cwd=checkout,
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -283,8 +287,19 @@ def play(sim: Sim) -> Play:
         group_vars: Mapping[str, Any] | None = None,
         files: Mapping[str, str] | None = None,
         timeout: float = 1200,
+        checkout: Path = CHECKOUT,
     ) -> Played:
-        return run_playbook(sim, hosts, playbook, extra, *args, group_vars=group_vars, files=files, timeout=timeout)
+        return run_playbook(
+            sim,
+            hosts,
+            playbook,
+            extra,
+            *args,
+            group_vars=group_vars,
+            files=files,
+            timeout=timeout,
+            checkout=checkout,
+        )
 
     return runner
 
