@@ -83,7 +83,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def flag_in(said: str, written: Mapping[str, Any]) -> str:
     """Return the flag of the file that a sentence is about; empty where it names none of them."""
     spelled = {dashed(name): name for name in written}
-    for name in re.findall(r"(?<![\w-])--?([A-Za-z][\w.-]*)", said):
+    for name in re.findall(r"(?<![\w-])(?:--?|[\"'`])([A-Za-z][\w.-]*)", said):
         if dashed(name) in spelled:
             return spelled[dashed(name)]
     words = set(re.findall(r"\w+", said.replace("-", "_")))

@@ -29,7 +29,7 @@ def check(arguments: list[str], written: Mapping[str, Any], report: Report) -> s
     )
     base.pop("build_config", None)  # as it does itself for this backend
     record = first_of("tensorrt_llm.llmapi.llm_args:TorchLlmArgs")
-    update = first_of("tensorrt_llm.llmapi.llm_args:update_llm_args_with_extra_dict")
+    update = first_of("tensorrt_llm.commands.serve:update_llm_args_with_extra_dict")
     try:
         found = record(**update(base, copy.deepcopy(dict(written))))
     except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -78,6 +78,76 @@ def validate_parsed_serve_args(args):
     pass
 """,
 }
+# As SGLang does it: abbreviations are taken, and kinds of options that its file cannot have are refused by name.
+SGLANG = {
+    "sglang/__init__.py": "",
+    "sglang/srt/__init__.py": "",
+    "sglang/srt/server_args.py": """
+class ServerArgs:
+    @staticmethod
+    def add_cli_args(parser):
+        parser.add_argument("--model-path")
+        parser.add_argument("--port", type=int)
+        parser.add_argument("--tensor-parallel-size", "--tp-size", type=int)
+        parser.add_argument("--mem-fraction-static", type=float)
+        parser.add_argument("--disable-radix-cache", action="store_true")
+        parser.add_argument("--verbose", action="count")
+""",
+    "sglang/srt/server_args_config_parser.py": """
+import yaml
+class ConfigArgumentMerger:
+    def __init__(self, parser):
+        pass
+    def merge_config_with_args(self, args):
+        place = args.index("--config")
+        words = []
+        for key, value in yaml.safe_load(open(args[place + 1])).items():
+            if key == "verbose":
+                raise ValueError("Unsupported config option 'verbose' with action '_CountAction'")
+            words += ["--" + key] if value is True else [] if value is False else ["--" + key, str(value)]
+        return words + args[:place] + args[place + 2:]
+""",
+}
+# As TensorRT-LLM 1.0.0 does it: the command line by click, the file into a record that knows every field.
+TENSORRT_LLM = {
+    "tensorrt_llm/__init__.py": "",
+    "tensorrt_llm/commands/__init__.py": "",
+    "tensorrt_llm/commands/serve.py": """
+import click
+@click.command("serve")
+@click.argument("model")
+@click.option("--backend", type=click.Choice(["pytorch"]))
+@click.option("--host")
+@click.option("--port", type=int)
+@click.option("--extra_llm_api_options")
+def serve(**said):
+    raise SystemExit("it would start")
+def get_llm_args(model, backend, gpus_per_node=None):
+    if not gpus_per_node:
+        raise ValueError("No GPU devices found on the node")
+    return {"model": model, "backend": backend, "build_config": object(), "max_batch_size": 2048}, {}
+def update_llm_args_with_extra_dict(base, extra):
+    return base | extra
+""",
+    "tensorrt_llm/llmapi/__init__.py": "",
+    "tensorrt_llm/llmapi/llm_args.py": """
+import pydantic
+class Strict(pydantic.BaseModel):
+    model_config = {"extra": "forbid"}
+class KvCacheConfig(Strict):
+    free_gpu_memory_fraction: float = pydantic.Field(default=0.9, ge=0, le=1)
+class TorchLlmArgs(Strict):
+    model: str
+    backend: str
+    max_batch_size: int = 2048
+    max_seq_len: int | None = None
+    kv_cache_config: KvCacheConfig = KvCacheConfig()
+    @pydantic.field_validator("max_seq_len")
+    @classmethod
+    def at_most(cls, value):
+        return min(value, 100000)
+""",
+}
 GOOD = """\
 model: /m
 served-model-name: [org/m, other]
@@ -96,7 +166,15 @@ def made(folder: Path, files: dict[str, str], engine: str = "vllm") -> dict[str,
         (site / name).parent.mkdir(parents=True, exist_ok=True)
         (site / name).write_text(text)
     own = Path(sysconfig.get_path("purelib"))
-    for name in ("yaml", "pydantic", "pydantic_core", "annotated_types", "typing_inspection", "typing_extensions.py"):
+    for name in (
+        "yaml",
+        "pydantic",
+        "pydantic_core",
+        "annotated_types",
+        "typing_inspection",
+        "typing_extensions.py",
+        "click",
+    ):
         (site / name).symlink_to(own / name)
     return {"name": "chat", "engine": engine, "engine_folder": str(folder), "model": "org/m", "model_path": "/m"}
 
@@ -156,6 +234,73 @@ def test_what_it_refuses_or_takes_otherwise_is_said(check: Check, line: str, sen
     found = check(f"model: /m\n{line}\n")
     assert len(found) == 1
     assert (found[0].code, sentence in found[0].sentence()) == (arguments.REFUSED, True), found[0].sentence()
+
+
+def checked(folder: Path, engine: str, files: dict[str, str], text: str) -> list[str]:
+    """Return the sentences of what an engine made of these modules refuses in a file."""
+    plan = made(folder / "engine", files, engine)
+    (folder / "serve.yaml").write_text(text)
+    return [one.sentence() for one in arguments.refused(plan, folder, {"index": 0, "port": 18100})]
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("disable-radix-cache: true", ""),
+        (
+            "mem-fraction: 0.8",
+            "takes it for --mem-fraction-static, of which it is the beginning; did you mean mem-fraction-s",
+        ),
+        ("verbose: 2", "flag verbose is refused by SGLang unknown: Unsupported config option 'verbose' with action"),
+        (
+            "model-name: x",
+            "flag model-name is refused by SGLang unknown: unrecognized arguments: --model-name x; did you",
+        ),
+        ("disable-radix-cache: 7", "flag disable-radix-cache is refused by SGLang unknown: unrecognized arguments: 7"),
+    ],
+)
+def test_sglangs_own_parser_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, sentence: str) -> None:
+    monkeypatch.setattr(arguments, "_without_rights", lambda _: [])
+    found = checked(tmp_path, "sglang", SGLANG, f"model-path: /m\ntp-size: 2\n{line}\n")
+    assert [sentence in one for one in found] == [True] * bool(sentence), found
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("kv_cache_config: {free_gpu_memory_fraction: 0.8}", ""),
+        (
+            "max_batchsize: 8",
+            "flag max_batchsize is refused by TensorRT-LLM unknown: Extra inputs are not permitted; did you",
+        ),
+        (
+            "kv_cache_config: {free_gpu_memory_fraction: 1.8}",
+            "flag kv_cache_config.free_gpu_memory_fraction is refused by",
+        ),
+        ("kv_cache_config: {fraction: 0.8}", "flag kv_cache_config.fraction is refused by TensorRT-LLM unknown: Extra"),
+        (
+            "max_batch_size: many",
+            "flag max_batch_size is refused by TensorRT-LLM unknown: Input should be a valid integer",
+        ),
+        (
+            "max_seq_len: 200000",
+            "flag max_seq_len is refused by TensorRT-LLM unknown: the file says 200000, and the engine",
+        ),
+    ],
+)
+def test_tensorrt_llms_own_record_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, sentence: str
+) -> None:
+    monkeypatch.setattr(arguments, "_without_rights", lambda _: [])
+    found = checked(tmp_path, "tensorrt_llm", TENSORRT_LLM, f"{line}\n")
+    assert [sentence in one for one in found] == [True] * bool(sentence), found
+
+
+def test_tensorrt_llm_without_its_libraries_is_not_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arguments, "_without_rights", lambda _: [])
+    broken = {"tensorrt_llm/__init__.py": "raise ImportError('libcuda.so.1: cannot open shared object file')"}
+    (sentence,) = checked(tmp_path, "tensorrt_llm", TENSORRT_LLM | broken, "max_batch_size: 8\n")
+    assert "were not checked by TensorRT-LLM: ImportError: libcuda.so.1: cannot open shared object file" in sentence
 
 
 @pytest.mark.parametrize(
