@@ -87,6 +87,7 @@ def show(request: Mapping[str, Any]) -> dict[str, Any]:
         "candidates_problem": unread,
         "repositories": masked(repositories()) if None in packages.values() and shutil.which("apt-get") else [],
         "stored_plan": stored,
+        "cures": read_json(Layout().cures) or {},
         "placement": placement(stored),
     }
 

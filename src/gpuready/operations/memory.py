@@ -13,9 +13,12 @@ from gpuready.memory import diagnosis
 from gpuready.memory.diagnosis import TITLES, Diagnosis
 from gpuready.memory.neighbours import Holder
 from gpuready.operations import start
-from gpuready.outcome import Result
+from gpuready.outcome import MachineCannot, Result
+from gpuready.planning.cures import BOUNDS
 from gpuready.serving import units
+from gpuready.serving.files import as_json, read_json, write_text
 from gpuready.serving.layout import Layout
+from gpuready.serving.releases import FILE_MODE
 
 JOURNAL_LINES = 20_000
 """An engine's start with several workers writes some thousand."""
@@ -45,6 +48,70 @@ def last_start(layout: Layout, replica: str) -> start.Start:
     if start.read_devices(layout, replica).get(start.RELEASE):
         return start.running(layout, replica)
     return start.next_start(layout, replica)[0]
+
+
+def of_failed(layout: Layout, replica: str, declaration: str | None) -> str:
+    """Return what ended a replica's failed start where it was a lack of memory, and record what would cure it.
+
+    `declaration` is the plan's digest of what is declared of the deployment; None: nothing is recorded. Called before
+    the replica goes back to another release, while its journal is still the last one.
+    """
+    try:
+        found = last_start(layout, replica)
+    except MachineCannot:
+        return ""
+    unit = units.unit_of(replica)
+    seen = diagnosis.diagnose(journal(unit), kernel_log(unit), holders(replica, found.part), found.plan)
+    if seen is None:
+        return ""
+    if declaration is not None:
+        record(layout, found.plan["name"], declaration, found.number, seen)
+    declared = seen.cure.declared(found.plan["name"])
+    return f"{seen.sentence()}; declare it: {declared}" if declared else seen.sentence()
+
+
+def record(layout: Layout, deployment: str, declaration: str, number: int, seen: Diagnosis) -> None:
+    """Record what would cure a deployment, on top of what an earlier failure of the same declaration wants."""
+    bounds = bounds_of(seen)
+    if bounds is None:
+        return
+    kept = read_json(layout.cures) or {}
+    former = kept.get(deployment) or {}
+    former = former if former.get("declaration") == declaration else {}
+    settings = {**former.get("settings", {}), **bounds["settings"]}
+    # The failed plan had the former headroom already, so what was missing comes on top of it.
+    before = float(former.get("headroom_gib") or 0.0) if former.get("release") != number else 0.0
+    kept[deployment] = {
+        "declaration": declaration,
+        "release": number,
+        "kind": seen.kind,
+        "what": seen.sentence(),
+        "settings": settings,
+        "headroom_gib": round(before + bounds["headroom_gib"], 2),
+    }
+    write_text(layout.cures, as_json(kept), FILE_MODE)
+
+
+def bounds_of(seen: Diagnosis) -> dict[str, Any] | None:
+    """Return what a planner can take of a cure; None where only somebody can: more GPUs, another process, the host."""
+    cure = seen.cure
+    if cure.setting in BOUNDS and cure.value is not None:
+        return {"settings": {cure.setting: int(cure.value)}, "headroom_gib": 0.0}
+    if cure.direction == "lower" and cure.setting in ("memory_fraction", "kv_bytes") and cure.gib:
+        return {"settings": {}, "headroom_gib": cure.gib}
+    return None
+
+
+def forget(layout: Layout, declarations: Mapping[str, str]) -> None:
+    """Drop the records of deployments that are no longer declared, or declared otherwise; by the plan's digests."""
+    kept = read_json(layout.cures)
+    if kept is None:
+        return
+    still = {name: one for name, one in kept.items() if one.get("declaration") == declarations.get(name)}
+    if not still:
+        layout.cures.unlink(missing_ok=True)
+    elif still != kept:
+        write_text(layout.cures, as_json(still), FILE_MODE)
 
 
 def answer(seen: Diagnosis | None, log: str, deployment: str, where: str) -> Result:

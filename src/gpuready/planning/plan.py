@@ -12,7 +12,7 @@ from typing import Any
 
 from gpuready import __version__, catalog
 from gpuready.outcome import Failure, Refusal
-from gpuready.planning import advisories, placement, sources, together, topology
+from gpuready.planning import advisories, cures, placement, sources, together, topology
 from gpuready.planning.deployment import plan_deployment, wish_of
 from gpuready.planning.engines import Choice, choose, stack_failures
 from gpuready.planning.memory.device import device
@@ -48,6 +48,8 @@ def inputs_digest(
         "gpus": [one.get("numa_node") for one in facts["gpus"]],
         "models": {name: _sizes(model) for name, model in sorted(models.items())},
     }
+    taken = {one["name"]: record for one in spec["gpuready_deployments"] if (record := cures.recorded(one, facts))}
+    seen |= {"cures": taken} if taken else {}
     return hashlib.sha256(json.dumps(seen, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
@@ -118,6 +120,7 @@ def make_plan(
     lie = topology.of_facts(facts, spec["gpuready_gpu_count"], joined=card.nvlink)
     known = [one for one in spec["gpuready_deployments"] if one["model"] in models]  # others: said by who reads models
     wishes, refused = _wishes(host, known, stack, models)
+    wishes = {one["name"]: cures.taken(wishes[one["name"]], cures.recorded(one, facts)) for one in known}
     failures += refused
     options, refused = together.options(host, wishes, claims, card, lie, facts)
     failures += refused
@@ -141,7 +144,9 @@ def make_plan(
         raise Refusal(failures)
     places = sources.in_plan(known, deployments)
     made = _as_stored(spec, stack, facts, models, engines, deployments, places)
-    return {**made, "engines_left_out": left_out}
+    # Beside the deployments, so that a release is not another one because a declaration is.
+    declarations = {one["name"]: cures.declaration(one) for one in known}
+    return {**made, "engines_left_out": left_out, "declarations": declarations}
 
 
 def _advisories(

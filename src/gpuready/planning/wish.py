@@ -50,6 +50,10 @@ class Wish:
     lora: Lora | None = None
     kv_offload_gib: float = 0.0
     """Host memory for KV that no longer fits on the GPU."""
+    more_headroom_gib: float = 0.0
+    """What a recorded out-of-memory wants beyond the headroom."""
+    cured: Mapping[str, str] = field(default_factory=dict)
+    """What of `settings` and headroom is a recorded cure and not the operator's, and why; also what was not taken."""
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,11 @@ class Layout:
         """The plan of the host, written after it was verified."""
         return self.state / "plan.json"
 
+    @property
+    def cures(self) -> Path:
+        """What would cure each deployment's last out-of-memory, for the next plan."""
+        return self.state / "cures.json"
+
     def releases(self, deployment: str) -> Path:
         """Return the folder of all releases of a deployment, numbered 1, 2, 3 ..."""
         return self.state / "releases" / deployment

@@ -286,6 +286,13 @@ class Deployment(_Declared):
         default=False,
         description="The planner may choose what can change answers: weights quantized while loading, 8 bit KV.",
     )
+    apply_cures: Truth = Field(
+        default=False,
+        description=(
+            "After a release that ran out of memory the next plan takes the recorded cure as a bound, until this "
+            "declaration changes; not set: it is only said."
+        ),
+    )
     headroom_gib: Annotated[float, Field(ge=0, le=512), DECIMAL] | None = Field(
         default=None,
         description="Memory of every GPU that is left to nobody, in GiB; not set: what the engine's version needs.",

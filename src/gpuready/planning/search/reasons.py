@@ -21,7 +21,7 @@ _TITLES = {"vllm": "vLLM", "sglang": "SGLang", "tensorrt_llm": "TensorRT-LLM"}
 
 def explained(option: Option, others: Sequence[Option], known: Choices, usual: Estimate) -> Option:
     """Return the option with its reasons; `others` are all options of the search, `usual` the engine's own defaults."""
-    found = list(_reasons(option, others, known, usual))
+    found = [(fields, _cured(option, fields, text)) for fields, text in _reasons(option, others, known, usual)]
     why = {setting: _bare(text) for settings, text in found for setting in settings}
     return replace(option, reasons=tuple(text for _, text in found), why=why)
 
@@ -39,6 +39,13 @@ def _reasons(
     yield ("memory_fraction", "kv_bytes"), _part(option)
     yield from _habits(option)
     yield from (((), text) for text in _latent(option))
+    yield from (((), text) for name, text in option.wish.cured.items() if name not in option.wish.settings)
+
+
+def _cured(option: Option, fields: Sequence[str], text: str) -> str:
+    """Return a reason with the cure that made a setting, where the operator did not."""
+    why = next((option.wish.cured[name] for name in fields if name in option.wish.cured), "")
+    return text.replace("as it was set", why) if why else text
 
 
 def _bare(reason: str) -> str:

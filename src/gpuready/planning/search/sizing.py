@@ -24,7 +24,11 @@ _PROMPT_HEAVY = 0.5
 
 
 def headroom_gib(wish: Wish, place: Place) -> float:
-    """Return what is left to nobody: what is declared, else what processes are known to grow by."""
+    """Return what is left to nobody: what is declared, else what processes are known to grow by; and for a cure."""
+    return _headroom_gib(wish, place) + wish.more_headroom_gib
+
+
+def _headroom_gib(wish: Wish, place: Place) -> float:
     if wish.headroom_gib is not None:
         return wish.headroom_gib
     rule = catalog.load("planning")["headroom"]["vision" if wish.model.vision else "text"]
