@@ -26,6 +26,8 @@ class Server:
         self.calls: list[str] = []
         self.cannot_stop: set[str] = set()
         self.starting: set[str] = set()
+        self.journal = ""
+        """What the last start of any unit wrote."""
         self._pid = 1_000_000_000
 
     def probe(self) -> nvml.NvmlReport:
@@ -62,6 +64,8 @@ class Server:
             "MainPID": str(self.active.get(unit, 0)),
             "NRestarts": "0",
             "NeedDaemonReload": "no",
+            "InvocationID": "",
+            "InactiveExitTimestampMonotonic": "0",
             "SubState": "running" if unit in self.active else "dead",
         }
         return {name: known[name] for name in names}

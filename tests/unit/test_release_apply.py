@@ -13,7 +13,7 @@ import pytest
 from tests.unit.standin_systemd import Server, name_of
 
 from gpuready.hardware import nvml
-from gpuready.operations import devices, engine_unit, release, start
+from gpuready.operations import devices, engine_unit, memory, release, start
 from gpuready.outcome import Failed, MachineCannot
 from gpuready.serving import readiness, releases, units
 from gpuready.serving.files import read_json, write_text
@@ -33,6 +33,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
     monkeypatch.setattr(units, "systemctl", made.systemctl)
     monkeypatch.setattr(units, "properties", made.properties)
     monkeypatch.setattr(units, "last_words", lambda unit: "the engine's own words")
+    monkeypatch.setattr(memory, "journal", lambda unit: made.journal)
+    monkeypatch.setattr(memory, "kernel_log", lambda unit: "")
     monkeypatch.setattr(engine_unit, "place_unit", made.place_unit)
     monkeypatch.setattr(nvml, "probe", made.probe)
     monkeypatch.setattr(os, "fsync", lambda _: None)

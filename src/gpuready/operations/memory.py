@@ -35,7 +35,16 @@ def of_replica(layout: Layout, replica: str) -> Result:
     unit = units.unit_of(replica)
     log = journal(unit)
     seen = diagnosis.diagnose(log, kernel_log(unit), holders(replica, found.part), found.plan)
-    return answer(seen, log, found.plan["name"], f"{replica}, release {found.number}")
+    result = answer(seen, log, found.plan["name"], f"{replica}, release {found.number}")
+    if (former := last_failure(layout, found.plan["name"])) and seen is None:
+        result.summary += f"\n{former}"
+    return result
+
+
+def last_failure(layout: Layout, deployment: str) -> str:
+    """Return the out-of-memory of a release that failed and was not answered since, as a sentence; else nothing."""
+    one = (read_json(layout.cures) or {}).get(deployment)
+    return f"{deployment}: release {one['release']} failed: {one['what']}" if one else ""
 
 
 def of_text(text: str, where: str) -> Result:
@@ -73,8 +82,6 @@ def of_failed(layout: Layout, replica: str, declaration: str | None) -> str:
 def record(layout: Layout, deployment: str, declaration: str, number: int, seen: Diagnosis) -> None:
     """Record what would cure a deployment, on top of what an earlier failure of the same declaration wants."""
     bounds = bounds_of(seen)
-    if bounds is None:
-        return
     kept = read_json(layout.cures) or {}
     former = kept.get(deployment) or {}
     former = former if former.get("declaration") == declaration else {}
@@ -92,22 +99,23 @@ def record(layout: Layout, deployment: str, declaration: str, number: int, seen:
     write_text(layout.cures, as_json(kept), FILE_MODE)
 
 
-def bounds_of(seen: Diagnosis) -> dict[str, Any] | None:
-    """Return what a planner can take of a cure; None where only somebody can: more GPUs, another process, the host."""
+def bounds_of(seen: Diagnosis) -> dict[str, Any]:
+    """Return what a planner can take of a cure: nothing of more GPUs, another process, the host."""
     cure = seen.cure
     if cure.setting in BOUNDS and cure.value is not None:
         return {"settings": {cure.setting: int(cure.value)}, "headroom_gib": 0.0}
     if cure.direction == "lower" and cure.setting in ("memory_fraction", "kv_bytes") and cure.gib:
         return {"settings": {}, "headroom_gib": cure.gib}
-    return None
+    return {"settings": {}, "headroom_gib": 0.0}
 
 
-def forget(layout: Layout, declarations: Mapping[str, str]) -> None:
-    """Drop the records of deployments that are no longer declared, or declared otherwise; by the plan's digests."""
+def forget(layout: Layout, plan: Mapping[str, Any]) -> None:
+    """Drop the records that a plan which serves does not take: they are answered, or their cause is gone."""
     kept = read_json(layout.cures)
     if kept is None:
         return
-    still = {name: one for name, one in kept.items() if one.get("declaration") == declarations.get(name)}
+    declared, cured = plan.get("declarations", {}), plan.get("cured", ())
+    still = {name: one for name, one in kept.items() if name in cured and one["declaration"] == declared.get(name)}
     if not still:
         layout.cures.unlink(missing_ok=True)
     elif still != kept:
@@ -134,13 +142,14 @@ def journal(unit: str) -> str:
     """Return what the last start of a unit wrote, systemd's own words included."""
     # What a process wrote in its last moment may still be on its way.
     subprocess.run(["journalctl", "--sync"], capture_output=True, check=False)
-    words = ["journalctl", "--unit", unit, "--lines", str(JOURNAL_LINES), "--no-pager", "--output", "cat"]
+    words = ["journalctl", "--lines", str(JOURNAL_LINES), "--no-pager", "--output", "cat"]
     invocation = units.properties(unit, "InvocationID").get("InvocationID", "")
     if invocation:
+        # The first is what its processes wrote, the second what systemd wrote about them.
         text = _said([*words, f"_SYSTEMD_INVOCATION_ID={invocation}", "+", f"INVOCATION_ID={invocation}"])
         if text.strip():
             return text
-    return _said(words)
+    return _said([*words, "--unit", unit])
 
 
 def kernel_log(unit: str) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuready.hardware import nvml
-from gpuready.operations import claims, engine_unit, order, readback
+from gpuready.operations import claims, engine_unit, memory, order, readback
 from gpuready.operations.claims import Claim
 from gpuready.operations.replica import start_seconds
 from gpuready.outcome import Change, Failed, Failure, Result
@@ -57,6 +57,7 @@ class Applier:
     check: bool
     _result: Result = field(default_factory=Result)
     _words: list[str] = field(default_factory=list)
+    _declarations: Mapping[str, str] = field(default_factory=dict)
     _unit_digest: str = ""
     _gpus: tuple[nvml.NvmlGpu, ...] = ()
 
@@ -87,6 +88,7 @@ class Applier:
             self._words.append("the engines' unit is new")
 
     def _apply(self, plan: Mapping[str, Any], files: Mapping[str, Mapping[str, str]]) -> None:
+        self._declarations = plan.get("declarations", {})
         deployments = claims.divided(plan["deployments"])
         found = [target for one in deployments for target in self._targets(one, files[one["name"]])]
         after = {target.replica: target.part.get("start_after", ()) for target in found}
@@ -115,6 +117,7 @@ class Applier:
             for store in {target.store for target in targets}:
                 store.prune()
             self._record(plan)
+            memory.forget(self.layout, plan)
 
     def _say(self, done: str, would: str) -> str:
         return would if self.check else done
@@ -325,13 +328,16 @@ class Applier:
         if started.returncode == 0 and self._proved(target, number):
             return
         said = units.last_words(target.unit) or started.stderr.strip()
+        # Before another start makes this one's journal a former one.
+        lack = memory.of_failed(self.layout, target.replica, self._declarations.get(target.store.deployment))
+        lack = lack and f"{lack}; "
         releases.end_trial(self.layout, target.replica)
         state = self._go_back(target, number, targets)
         raise Failed(
             Failure(
                 "release.not_ready",
                 f"{target.replica} did not give a token on release {number}; it is now {state}",
-                f"its limit was {target.start_seconds:.0f} s and its journal ends with: {said[-1500:]}",
+                f"{lack}its limit was {target.start_seconds:.0f} s and its journal ends with: {said[-1500:]}",
                 f"see journalctl -u {target.unit}, correct the deployment and run the command again",
             )
         )

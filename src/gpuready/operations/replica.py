@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from gpuready.operations import crashes, devices, readback, surroundings
+from gpuready.operations import crashes, devices, memory, readback, surroundings
 from gpuready.operations.start import UUIDS, Start, read_devices, running
 from gpuready.outcome import Failed, Failure, MachineCannot, Result
 from gpuready.serving import launch, readiness, units
@@ -105,4 +105,6 @@ def status(layout: Layout, replicas: list[str]) -> Result:
             lines.append(f"  {crashes.failure(replica, known).sentence()}")
         if found:
             lines.append(f"  {found.sentence(replica)}")
+        if lack := memory.last_failure(layout, name):
+            lines.append(f"  {lack}")
     return Result(summary="\n".join(lines) or "no deployment on this server", data={"replicas": data})

@@ -34,6 +34,11 @@ def recorded(declared: Mapping[str, Any], facts: Mapping[str, Any]) -> Mapping[s
     return dict(record)
 
 
+def changes(wish: Wish) -> bool:
+    """Say whether a wish has something of a cure."""
+    return bool(wish.more_headroom_gib) or any(name in BOUNDS for name in wish.cured)
+
+
 def taken(wish: Wish, record: Mapping[str, Any] | None) -> Wish:
     """Return the wish with the bounds of a record; what the operator set himself stays as he set it."""
     if record is None:

@@ -146,7 +146,8 @@ def make_plan(
     made = _as_stored(spec, stack, facts, models, engines, deployments, places)
     # Beside the deployments, so that a release is not another one because a declaration is.
     declarations = {one["name"]: cures.declaration(one) for one in known}
-    return {**made, "engines_left_out": left_out, "declarations": declarations}
+    cured = sorted(name for name, wish in wishes.items() if cures.changes(wish))
+    return {**made, "engines_left_out": left_out, "declarations": declarations, "cured": cured}
 
 
 def _advisories(

@@ -58,7 +58,8 @@ class Served:
 
     def is_set(self, setting: str) -> bool:
         """Return whether the operator set a setting of `Run` under flags."""
-        return setting in self.option.wish.settings
+        wish = self.option.wish
+        return setting in wish.settings and setting not in wish.cured
 
     def why(self, setting: str, usual: str = "as the plan has it") -> str:
         """Return why a setting of `Run` has its value."""
@@ -66,6 +67,8 @@ class Served:
             return self.stand_in[setting]
         if self.is_set(setting):
             return "set under flags"
+        if setting in self.option.wish.cured:
+            return self.option.wish.cured[setting]
         return self.option.why.get(setting, usual)
 
     def entry(self, setting: str, value: Any = None, why: str = "") -> Entry | None:
