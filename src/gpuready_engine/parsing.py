@@ -62,6 +62,14 @@ def check_parsed(
     return found
 
 
+def check_apart(arguments: Iterable[str], written: Mapping[str, Any], report: Report) -> None:
+    """Refuse what stands in the file and on the command line: which of them wins differs from release to release."""
+    given = {dashed(word.partition("=")[0]) for word in arguments if word.startswith("--")}
+    for name in written:
+        if dashed(name) in given:
+            report.add(name, "it stands on the command line, where each replica has its own")
+
+
 def options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
     """Return a parser's long options by their spelling with dashes."""
     actions = [(text, action) for action in parser._actions for text in action.option_strings]

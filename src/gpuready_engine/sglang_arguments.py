@@ -10,11 +10,12 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from gpuready_engine.parsing import Report, check_parsed, first_of, version_of
+from gpuready_engine.parsing import Report, check_apart, check_parsed, first_of, version_of
 
 
 def check(arguments: list[str], written: Mapping[str, Any], report: Report) -> str:
     """Check a file; return the engine's version."""
+    check_apart(arguments, written, report)
     parser = argparse.ArgumentParser(prog="sglang serve")
     first_of("sglang.srt.server_args:ServerArgs").add_cli_args(parser)
     merger = first_of(

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from gpuready_engine.parsing import (
     Report,
+    check_apart,
     check_parsed,
     dashed,
     first_of,
@@ -36,6 +37,7 @@ _FIELDS = {"kv_cache_dtype": "cache_dtype"}
 
 def check(arguments: list[str], written: Mapping[str, Any], report: Report) -> str:
     """Check a file; return the engine's version."""
+    check_apart(arguments, written, report)
     platforms = importlib.import_module("vllm.platforms")
     if not platforms.current_platform.device_type:
         _pretend_cuda(platforms)

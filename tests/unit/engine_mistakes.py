@@ -6,7 +6,7 @@ Flags and when they went away are those of the engines' sources: vllm/engine/arg
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -17,8 +17,10 @@ class Mistake:
     kind: str
     flag: str
     value: Any
-    until: tuple[int, ...] = field(default=())
-    """First release that has the flag no more; before it this is no mistake."""
+    since: tuple[int, ...] = ()
+    """First release in which it is a mistake, where the flag was there before."""
+    until: tuple[int, ...] = ()
+    """First release in which it is none any more."""
 
 
 COMMON = (
@@ -51,7 +53,8 @@ VLLM = (
     Mistake("out of range: below 0", "max-num-seqs", -8),
     Mistake("out of range: 0", "tensor-parallel-size", 0),
     Mistake("out of range: below 0", "kv-cache-memory-bytes", -1),
-    Mistake("off, in words that the reader skips", "enable-prefix-caching", False),
+    # The reader of 0.25.0 skips it still; that of 0.32.0 writes it as `no-` by itself (run).
+    Mistake("off, in words that the reader skips", "enable-prefix-caching", False, until=(0, 32)),
     Mistake("JSON that is broken", "speculative-config", "{broken"),
     Mistake("a key that JSON's record does not have", "compilation-config", '{"no_such_key": 1}'),
     Mistake("a port of its own", "port", 9999),
@@ -94,4 +97,5 @@ def numbers(version: str) -> tuple[int, ...]:
 
 def of_release(engine: str, version: str) -> list[Mistake]:
     """Return what is a mistake in a release of an engine."""
-    return [one for one in OF_ENGINE[engine] if not one.until or numbers(version) >= one.until]
+    here = numbers(version)
+    return [one for one in OF_ENGINE[engine] if one.since <= here and (not one.until or here < one.until)]

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,8 +57,8 @@ def engines() -> Iterator[Engine]:
                 yield Engine(stack, engine, one["version"], lock)
 
 
-def make(one: Engine, wheels: Sequence[str] = ()) -> None:
-    """Make an environment from its lock, by hash, with nothing built; `wheels` are folders of more wheels."""
+def make(one: Engine) -> None:
+    """Make an environment from its lock, by hash, with nothing built."""
     if one.folder.exists():
         return
     tool = catalog.load("stacks")["tools"]["uv"]
@@ -67,9 +67,8 @@ def make(one: Engine, wheels: Sequence[str] = ()) -> None:
     building = one.folder.with_name(f"{one.folder.name}.new")
     shutil.rmtree(building, ignore_errors=True)
     subprocess.run([program, "venv", "--quiet", "--no-config", "-p", sys.executable, building], check=True)
-    found = [word for folder in wheels for word in ("--find-links", folder)]
     lock = ROOT / f"src/gpuready/catalog/locks/{one.lock}.txt"
-    options = ["--quiet", "--no-config", "--no-cache", "--no-deps", "--require-hashes", "--no-build", *found]
+    options = ["--quiet", "--no-config", "--no-cache", "--no-deps", "--require-hashes", "--no-build"]
     subprocess.run([program, "pip", "install", "--python", building, *options, "-r", lock], check=True)
     # Nothing of it is started by a script, whose first line would name the former folder.
     building.rename(one.folder)
@@ -122,14 +121,19 @@ os._exit(0)
 
 
 def golden(one: Engine) -> dict[str, str]:
-    """Return the golden files of an engine by case."""
-    folder = golden_files.FOLDER / one.stack / one.engine
-    return {path.parent.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*/serve.yaml"))}
+    """Return the golden files of a release of an engine, of every stack that has it, by stack and case."""
+    stacks = (name for name, entry in golden_files.stacks().items() if _has(entry, one))
+    paths = [path for name in stacks for path in sorted((golden_files.FOLDER / name / one.engine).glob("*/serve.yaml"))]
+    return {f"{path.parts[-4]}/{path.parts[-2]}": path.read_text(encoding="utf-8") for path in paths}
+
+
+def _has(stack: Mapping[str, Any], one: Engine) -> bool:
+    return bool(stack["engines"].get(one.engine, {}).get("version") == one.version)
 
 
 def planted(one: Engine) -> dict[str, str]:
     """Return the plain file of an engine with each mistake in it, by the mistake."""
-    plain = yaml.safe_load(golden(one)["plain"])
+    plain = yaml.safe_load(golden(one)[f"{one.stack}/plain"])
     return {
         title(mistake): yaml.safe_dump({**plain, mistake.flag: mistake.value})
         for mistake in engine_mistakes.of_release(one.engine, one.version)
@@ -185,10 +189,9 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--keep", action="store_true", help="do not remove the environments")
     parser.add_argument("--note", default="", help="what the page shall say of these environments")
-    parser.add_argument("--find-links", action="append", default=[], metavar="FOLDER", help="more wheels")
     said = parser.parse_args()
     for one in (one for one in engines() if one.lock in said.names):
-        make(one, said.find_links)
+        make(one)
         record(one, said.note)
         if not said.keep:
             shutil.rmtree(one.folder)

@@ -67,11 +67,13 @@ def _mistakes(found: Sequence[Mapping[str, Any]]) -> str:
 
 def _told(one: Mapping[str, Any], name: str) -> str:
     if name not in one["mistakes"]:
-        return "has the flag"
+        return "is right"
     said = one["mistakes"][name]
     if not said:
         return "**not noticed**"
-    if "engine's parser took" in said[0] or "of which it is the beginning" in said[0]:
+    if any(
+        words in said[0] for words in ("engine's parser took", "of which it is the beginning", "on the command line")
+    ):
         return "by comparison"
     return "by its fields" if "Input should be" in said[0] else "refused"
 

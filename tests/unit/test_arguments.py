@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 import sysconfig
@@ -223,7 +224,7 @@ def test_what_the_parser_takes_as_written_is_accepted(check: Check) -> None:
             "the parser takes it for --max-num-seqs, of which it is the beginning; did you mean max-num-seqs?",
         ),
         ("enable-prefix-caching: false", "the file says False, and the engine's parser took True"),
-        ("port: 9", "flag port is refused by vLLM unknown: the file says 9, and the engine's parser took 18100"),
+        ("port: 9", "flag port is refused by vLLM unknown: it stands on the command line, where each replica has"),
         (
             "tensor-parallel-size: 3",
             "flag tensor-parallel-size is refused by vLLM unknown: tensor_parallel_size must divide",
@@ -365,3 +366,26 @@ def test_the_server_part_carries_the_checkers(tmp_path: Path, engine: str) -> No
     assert place.startswith(str(tmp_path))
     assert f"{engine}_arguments" in program
     compile(program, engine, "exec")
+
+
+WHO = """#!/bin/sh
+interfaces=$(tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' ' | tr '\\n' ',')
+rights=$(grep -E '^(NoNewPrivs|CapEff|CapBnd)' /proc/self/status | tr -d '\\t' | tr '\\n' ' ')
+echo "$(id -u) $(stat -c %u "$HOME") $(id -G | tr ' ' ,) $interfaces <$CUDA_VISIBLE_DEVICES> $rights" >&2
+exit 1
+"""
+"""Says who it is and what it reaches, which becomes the reason why it could not be asked."""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_check_by_root_has_no_rights_and_reaches_nothing(tmp_path: Path) -> None:
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").write_text(WHO)
+    (tmp_path / "bin/python").chmod(0o755)
+    plan = {"name": "chat", "engine": "vllm", "engine_folder": str(tmp_path), "model": "m", "model_path": "/m"}
+    found = arguments.ask(plan, tmp_path, {"index": 0, "port": 1})
+    uid, owner, groups, interfaces, gpus, *rights = found.reason.split()
+    assert (int(uid) > 0, owner == uid, "0" in groups.split(","), interfaces, gpus) == (True, True, False, "lo,", "<>")
+    assert rights == ["CapEff:0000000000000000", "CapBnd:0000000000000000", "NoNewPrivs:1"]

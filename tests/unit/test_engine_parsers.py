@@ -51,7 +51,7 @@ def test_a_real_parser_takes_every_golden_file_and_refuses_what_is_recorded(
     assert _unnoticed(found["mistakes"]) == _unnoticed(known["mistakes"])
     # And once as a server does it, but as ourselves: a developer's Python may lie where nobody else can read it.
     monkeypatch.setattr(arguments, "_without_rights", lambda _: [])
-    (tmp_path / "serve.yaml").write_text(engine_parsers.golden(one)["plain"] + "no-such-flag: 1\n")
+    (tmp_path / "serve.yaml").write_text(engine_parsers.golden(one)["cu128/plain"] + "no-such-flag: 1\n")
     (failure,) = arguments.refused(engine_parsers.plan(one), tmp_path, engine_parsers.PART)
     assert "flag no-such-flag is refused by" in failure.sentence()
     assert "unrecognized arguments: --no-such-flag" in failure.sentence()

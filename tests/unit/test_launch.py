@@ -25,7 +25,7 @@ def plan(engine: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("engine", "words"),
     [
-        ("vllm", f"-m vllm.entrypoints.openai.api_server --config {RELEASE}/serve.yaml --port 18101"),
+        ("vllm", f"-m vllm.entrypoints.openai.api_server --port=18101 --config {RELEASE}/serve.yaml"),
         ("sglang", f"-m sglang.launch_server --config {RELEASE}/serve.yaml --port 18101"),
         (
             "tensorrt_llm",

@@ -230,7 +230,7 @@ def test_each_replica_is_started_with_its_own_port(
         releases.begin_trial(store.layout, f"chat.{index}", number)
         step.write_devices(store.layout, f"chat.{index}")
         replica.run_engine(store.layout, f"chat.{index}")
-    assert [words[-4:] for words, _ in started] == [
-        ["--config", str(store.folder(number) / "serve.yaml"), "--port", port] for port in ("18100", "18101")
+    assert [words[-3:] for words, _ in started] == [
+        [f"--port={port}", "--config", str(store.folder(number) / "serve.yaml")] for port in (18100, 18101)
     ]
     assert [environment["CUDA_VISIBLE_DEVICES"] for _, environment in started] == ["0", "1"]

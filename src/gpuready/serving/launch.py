@@ -35,7 +35,11 @@ def served_name(plan: Mapping[str, Any]) -> str:
 
 
 def _vllm(plan: Mapping[str, Any], file: Path, port: int) -> list[str]:
-    return [_python(plan), "-m", "vllm.entrypoints.openai.api_server", "--config", str(file), "--port", str(port)]
+    """Return the words of vLLM's server.
+
+    0.8.5 takes the first word for a subcommand and puts the options of the file behind it: it must be whole in itself.
+    """
+    return [_python(plan), "-m", "vllm.entrypoints.openai.api_server", f"--port={port}", "--config", str(file)]
 
 
 def _sglang(plan: Mapping[str, Any], file: Path, port: int) -> list[str]:
