@@ -76,7 +76,8 @@ def test_public_reports(report: dict[str, Any]) -> None:
     assert found is not None
     assert found.kind == report["kind"]
     assert found.evidence
-    assert all(any(line in whole for whole in report["log"].split("\n")) for line in found.evidence)
+    # A terminal may have broken a line in two.
+    assert all(line in report["log"].replace("\n", "") for line in found.evidence)
     for name in ("flag", "value", "direction"):
         if name in report:
             assert getattr(found.cure, name) == report[name]

@@ -18,6 +18,9 @@ _ALLOCATED = re.compile(rf"{_SIZE}\s+is\s+allocated\s+by\s+PyTorch|;\s+{_SIZE}\s
 _UNALLOCATED = re.compile(rf"{_SIZE}\s+is\s+reserved\s+by\s+PyTorch\s+but\s+unallocated")
 _RESERVED = re.compile(rf"{_SIZE}\s+reserved\s+in\s+total\s+by\s+PyTorch")
 _POOLS = re.compile(rf"with\s+{_SIZE}\s+allocated\s+in\s+private\s+pools")
+_FULL = 0.97
+_LARGEST_WEIGHT = 4.0
+"""GiB: what is asked for in one piece beyond this is no weight."""
 _SENTENCE = 1600
 """Characters in which the whole message stands."""
 
@@ -55,6 +58,12 @@ class Shortage:
         if self.names_processes or self.total is None or self.free is None or self.allocated is None:
             return 0.0
         return self.total - self.free - self.allocated - (self.unallocated or 0)
+
+    @property
+    def full(self) -> bool:
+        """Say whether torch's tensors fill the GPU: only loading does that, because a KV cache leaves a part of it."""
+        shares = None in (self.total, self.allocated) or self.pools is not None or self.tried > _LARGEST_WEIGHT
+        return not shares and (self.allocated or 0) >= _FULL * (self.total or 0)
 
     @property
     def fragmented(self) -> bool:

@@ -61,7 +61,7 @@ def of_log(text: str, known: Known | None = None) -> Diagnosis | None:
     """
     logs = lines.read(text)
     for log in logs:
-        if event := events.root(log):
+        if event := events.root(log) or events.root(log.glued()):
             return _diagnosis(log, event, known or Known())
         if _not_memory(log) is not None:
             return None

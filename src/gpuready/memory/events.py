@@ -122,8 +122,8 @@ def _unnamed(log: Log) -> Iterator[Event]:
     found = torch[:1] or sorted((one for text in gpu["bare"] for one in log.search(text)), key=lambda one: one.line)[:1]
     for one in found:
         frames = _frames(one)
-        phase = _phase_of(frames) or _progress(log, one)
         shortage = allocator.read(one.stream.text[one.match.start() :], log.pids) if torch else None
+        phase = _phase_of(frames) or _progress(log, one) or ("weights" if shortage and shortage.full else None)
         event = Event("", one.line, _quoted(one), "", phase=phase, shortage=shortage, named=False)
         if not torch and pattern(gpu["pinned"]).search("\n".join(_around(one))):
             yield replace(event, kind="host_ram", what="memory of the host could not be pinned for the GPU")

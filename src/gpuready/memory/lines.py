@@ -99,6 +99,16 @@ class Log:
         wanted = pattern(text)
         return sorted((one for stream in self.streams for one in stream.search(wanted)), key=lambda one: one.line)
 
+    def glued(self) -> Log:
+        """Return it without the breaks that a terminal put into the lines of a worker, also in the middle of words."""
+        lines: list[str] = []
+        for line in self.lines:
+            if lines and line[:1].strip() and _speaker(line)[0] is None and _speaker(lines[-1])[0] is not None:
+                lines[-1] += line
+            else:
+                lines.append(line)
+        return _log(lines)
+
 
 def read(text: str) -> list[Log]:
     """Return the starts in a log, the last one first."""
