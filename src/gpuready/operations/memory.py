@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
 from collections.abc import Mapping
@@ -143,13 +144,24 @@ def journal(unit: str) -> str:
     # What a process wrote in its last moment may still be on its way.
     subprocess.run(["journalctl", "--sync"], capture_output=True, check=False)
     words = ["journalctl", "--lines", str(JOURNAL_LINES), "--no-pager", "--output", "cat"]
-    invocation = units.properties(unit, "InvocationID").get("InvocationID", "")
-    if invocation:
-        # The first is what its processes wrote, the second what systemd wrote about them.
-        text = _said([*words, f"_SYSTEMD_INVOCATION_ID={invocation}", "+", f"INVOCATION_ID={invocation}"])
-        if text.strip():
-            return text
-    return _said([*words, "--unit", unit])
+    # systemd forgets the start of a unit that has ended well, or whose failure was reset; the journal does not.
+    invocation = units.properties(unit, "InvocationID").get("InvocationID") or _last_invocation(unit)
+    if not invocation:
+        return _said([*words, "--unit", unit])
+    # The first is what its processes wrote, the second what systemd wrote about them.
+    return _said([*words, f"_SYSTEMD_INVOCATION_ID={invocation}", "+", f"INVOCATION_ID={invocation}"])
+
+
+def _last_invocation(unit: str) -> str:
+    fields = ("_SYSTEMD_INVOCATION_ID", "INVOCATION_ID")
+    words = ["journalctl", "--unit", unit, "--lines", "50", "--no-pager", "--output", "json"]
+    for line in reversed(_said([*words, f"--output-fields={','.join(fields)}"]).splitlines()):
+        entry = json.loads(line)
+        # Of systemd's own lines, the first field is systemd's start.
+        found = entry.get("INVOCATION_ID") or entry.get("_SYSTEMD_INVOCATION_ID")
+        if isinstance(found, str):
+            return found
+    return ""
 
 
 def kernel_log(unit: str) -> str:
