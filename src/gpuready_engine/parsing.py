@@ -72,8 +72,9 @@ def check_apart(arguments: Iterable[str], written: Mapping[str, Any], report: Re
 
 def options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
     """Return a parser's long options by their spelling with dashes."""
-    actions = [(text, action) for action in parser._actions for text in action.option_strings]
-    return {f"--{dashed(text)}": action for text, action in actions if text.startswith("--")}
+    # Not those of its actions, which hide what they take for compatibility.
+    known = parser._option_string_actions
+    return {f"--{dashed(text)}": action for text, action in known.items() if text.startswith("--")}
 
 
 def dashed(name: str) -> str:
@@ -138,7 +139,9 @@ def _difference(name: str, value: Any, found: argparse.Namespace, known: Mapping
 def _is_switched(value: bool, option: str, action: argparse.Action, taken: Any) -> bool:
     """Return whether a switch stands as the file has it: parsers skip what is false."""
     if isinstance(taken, bool):
-        off = option.startswith("--no-") or (action.nargs == 0 and action.const is False)
+        negative = getattr(action, "negative_option_strings", None)  # vLLM's own, from 0.33 on
+        off = option in negative if negative else option.startswith("--no-")
+        off = off or (action.nargs == 0 and action.const is False)
         return taken is (value is not off)
     return bool(action.nargs == 0 and value and taken == action.const) or str(taken).lower() == str(value).lower()
 

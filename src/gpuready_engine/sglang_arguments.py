@@ -7,6 +7,7 @@ What it derives from model and GPU comes after the parser (ServerArgs.__post_ini
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,5 +27,10 @@ def check(arguments: list[str], written: Mapping[str, Any], report: Report) -> s
     def parse() -> argparse.Namespace:
         return parser.parse_args(merger(parser).merge_config_with_args(arguments))
 
-    check_parsed(parser, parse, written, report)
+    found = check_parsed(parser, parse, written, report)
+    for name in (name for name in written if name.startswith("json") and found is not None):
+        try:
+            json.loads(str(getattr(found, name.replace("-", "_"))))
+        except ValueError as error:  # it reads it only when it loads the model
+            report.add(name, f"it is not JSON: {error}")
     return version_of("sglang")

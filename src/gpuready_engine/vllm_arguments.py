@@ -33,6 +33,11 @@ _MODULES = (
 )
 _FIELDS = {"kv_cache_dtype": "cache_dtype"}
 """Fields of vLLM's configuration that an option names otherwise."""
+_REGISTRIES = {
+    "quantization": "vllm.model_executor.layers.quantization:QUANTIZATION_METHODS",
+    "load_format": "vllm.model_executor.model_loader:_LOAD_FORMAT_TO_MODEL_LOADER",
+}
+"""Where it looks up what an option names; plugins add to them, so that its parser takes any name."""
 
 
 def check(arguments: list[str], written: Mapping[str, Any], report: Report) -> str:
@@ -60,29 +65,52 @@ def _against_constraints(
     known: Mapping[str, argparse.Action], written: Mapping[str, Any], found: argparse.Namespace
 ) -> Iterator[tuple[str, str]]:
     """Yield what lies outside the constraints of vLLM's configuration, which it applies only when it starts."""
-    pydantic = importlib.import_module("pydantic")
-    fields: dict[str, Any] = {}
+    owners: dict[str, Any] = {}
     for one in vars(importlib.import_module("vllm.config")).values():
         if isinstance(one, type):
-            for name, field in getattr(one, "__pydantic_fields__", {}).items():
-                fields.setdefault(name, field)
+            for name in getattr(one, "__pydantic_fields__", {}):
+                owners.setdefault(name, one)
     for name, value in written.items():
         action = known.get(f"--{dashed(name)}")
-        field = fields.get(_FIELDS.get(action.dest, action.dest)) if action else None
-        if action is None or field is None or isinstance(value, (bool, list, dict)):
+        if action is None or isinstance(value, (bool, list, dict)):
             continue
-        kinds = (field.annotation, *get_args(field.annotation))
-        if not field.metadata and not any(get_origin(kind) is Literal for kind in kinds):
-            continue
-        try:
+        taken = getattr(found, action.dest)
+        field = _FIELDS.get(action.dest, action.dest)
+        said = _outside(owners[field], field, taken) if field in owners else ""
+        yield name, said or _unregistered(action.dest, taken)
+
+
+def _outside(owner: Any, name: str, value: Any) -> str:
+    """Return what a field of a configuration, or a validator of it, says against a value; empty where nothing."""
+    pydantic = importlib.import_module("pydantic")
+    field = owner.__pydantic_fields__[name]
+    kinds = (field.annotation, *get_args(field.annotation))
+    try:
+        if field.metadata or any(get_origin(kind) is Literal for kind in kinds):
             kind = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
-            adapter = pydantic.TypeAdapter(kind)
-        except Exception:  # noqa: S112 - a kind that only its own class can check
-            continue
-        try:
-            adapter.validate_python(getattr(found, action.dest))
-        except pydantic.ValidationError as error:
-            yield name, "; ".join(said for _, said in sentences(error))
+            pydantic.TypeAdapter(kind).validate_python(value)
+        for one in owner.__pydantic_decorators__.field_validators.values():
+            if name in one.info.fields and one.info.mode == "after":
+                one.func(value)
+    except (pydantic.ValidationError, ValueError) as error:
+        return "; ".join(said for _, said in sentences(error))
+    except Exception:  # a kind that only its own class can check, or a validator that asks for more than the value
+        return ""
+    return ""
+
+
+def _unregistered(name: str, value: Any) -> str:
+    """Return whether the engine has nothing registered under a value of an option that names one of its parts."""
+    if name not in _REGISTRIES or not isinstance(value, str) or value == "auto":
+        return ""
+    module, _, attribute = _REGISTRIES[name].partition(":")
+    try:
+        registered = sorted(getattr(importlib.import_module(module), attribute))
+    except (ImportError, AttributeError, OSError, RuntimeError):
+        return ""
+    if value.lower() in registered:
+        return ""
+    return f"the engine has no {value!r} among its own: {', '.join(registered)}"
 
 
 def _pretend_cuda(platforms: Any) -> None:

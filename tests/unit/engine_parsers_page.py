@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tests.unit import engine_mistakes, engine_parsers
+
+from gpuready.planning import flags
 
 NAMES = {"vllm": "vLLM", "sglang": "SGLang", "tensorrt_llm": "TensorRT-LLM"}
 _HEAD = """\
@@ -42,9 +45,10 @@ def page() -> str:
 
 
 _GOLDEN = ("engine", "stack", "lock", "Python", "golden files", "accepted", "mistakes", "refused", "environment")
-_UNNOTICED = (
-    "These are for gpuready's own check of flags to refuse; the engine would fail at its start, or serve otherwise.\n"
-)
+_UNNOTICED = """\
+The engine would fail at its start with these, or serve otherwise. The planner checks the flags that it counts with;
+what it does not refuse either is found by the start itself, after which the former release is back.
+"""
 
 
 def _golden(one: Mapping[str, Any]) -> list[object]:
@@ -79,11 +83,16 @@ def _told(one: Mapping[str, Any], name: str) -> str:
 
 
 def _unnoticed(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    lines = []
+    rows = []
     for one in found:
-        missed = [f"`{name.rpartition(' (')[0]}`" for name, said in one["mistakes"].items() if not said]
-        lines.append(f"- {NAMES[one['engine']]} {one['version']}: {', '.join(missed) or 'none of those above'}")
-    return ["\n".join(lines) + "\n"]
+        for mistake in engine_mistakes.of_release(one["engine"], one["version"]):
+            said = one["mistakes"].get(engine_parsers.title(mistake))
+            if said == []:
+                _, _, failures = flags.split("", {mistake.flag: mistake.value}, one["engine"], one["version"])
+                release = f"{NAMES[one['engine']]} {one['version']}"
+                written = f"`{mistake.flag}: {json.dumps(mistake.value)}`"
+                rows.append([release, written, "yes" if failures else "**no**"])
+    return [_table(("engine", "in the file", "refused by the planner, as a flag"), rows)]
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -26,13 +26,23 @@ VLLM = {
     "vllm/__init__.py": "",
     "vllm/config.py": """
 from typing import Literal
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
 @dataclass
 class CacheConfig:
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     cache_dtype: Literal["auto", "fp8"] = "auto"
+    block_size: int = 16
+    @field_validator("block_size", mode="after")
+    @classmethod
+    def is_even(cls, value):
+        if value % 2:
+            raise ValueError("block_size must be even")
+        return value
 """,
+    "vllm/model_executor/__init__.py": "",
+    "vllm/model_executor/layers/__init__.py": "",
+    "vllm/model_executor/layers/quantization.py": "QUANTIZATION_METHODS = ['awq', 'fp8']",
     "vllm/platforms.py": "class current_platform: device_type = 'cuda'\n",
     "vllm/engine/__init__.py": "",
     "vllm/engine/arg_utils.py": """
@@ -71,6 +81,8 @@ def make_arg_parser(parser):
     parser.add_argument("--tensor-parallel-size", type=int)
     parser.add_argument("--gpu-memory-utilization", type=float)
     parser.add_argument("--kv-cache-dtype")
+    parser.add_argument("--block-size", type=int)
+    parser.add_argument("--quantization")
     parser.add_argument("--dtype", choices=["auto", "half"])
     parser.add_argument("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--disable-log-stats", action="store_true")
@@ -92,6 +104,7 @@ class ServerArgs:
         parser.add_argument("--tensor-parallel-size", "--tp-size", type=int)
         parser.add_argument("--mem-fraction-static", type=float)
         parser.add_argument("--disable-radix-cache", action="store_true")
+        parser.add_argument("--json-model-override-args")
         parser.add_argument("--verbose", action="count")
 """,
     "sglang/srt/server_args_config_parser.py": """
@@ -156,6 +169,8 @@ max-num-seqs: 64
 no-enable-prefix-caching: true
 disable-log-stats: true
 kv-cache-dtype: "fp8"
+block-size: 32
+quantization: AWQ
 """
 
 
@@ -217,6 +232,8 @@ def test_what_the_parser_takes_as_written_is_accepted(check: Check) -> None:
         ),
         ("disable-log-stats: off9", "the file says 'off9', and the engine's parser took True"),
         ("help: true", "the parser ended with exit status 0 before it had read all"),
+        ("block-size: 17", "flag block-size is refused by vLLM unknown: block_size must be even"),
+        ("quantization: fp7", "refused by vLLM unknown: the engine has no 'fp7' among its own: awq, fp8"),
         ("kv-cache-dtype: fp9", "flag kv-cache-dtype is refused by vLLM unknown: Input should be 'auto' or 'fp8'"),
         ("gpu-memory-utilization: 1.9", "gpu-memory-utilization is refused by vLLM unknown: Input should be less than"),
         (
@@ -252,6 +269,11 @@ def checked(folder: Path, engine: str, files: dict[str, str], text: str) -> list
             "mem-fraction: 0.8",
             "takes it for --mem-fraction-static, of which it is the beginning; did you mean mem-fraction-s",
         ),
+        (
+            "json-model-override-args: '{broken'",
+            "flag json-model-override-args is refused by SGLang unknown: it is not JSON",
+        ),
+        ("json-model-override-args: '{\"a\": 1}'", ""),
         ("verbose: 2", "flag verbose is refused by SGLang unknown: Unsupported config option 'verbose' with action"),
         (
             "model-name: x",

@@ -10,7 +10,7 @@ import yaml
 
 from gpuready.outcome import Refusal
 from gpuready.planning.options import GROUPS
-from gpuready.rendering.templates import Renderer, render_host
+from gpuready.rendering.templates import FILTERS, Renderer, render_host
 
 ROOT = Path(__file__).resolve().parents[2]
 EXTENDS = '{% extends "shipped/serving/vllm/serve.yaml.j2" %}\n'
@@ -192,6 +192,24 @@ def test_the_operators_template_changes_one_block_and_keeps_the_rest(tmp_path: P
         "shutdown-timeout": 45,
         "mine": True,
     }
+
+
+def test_the_example_of_the_page_does_what_it_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs/templates.md").read_text()
+    text = "".join(f"{line[4:]}\n" for line in page.splitlines() if line.startswith("    "))
+    found = yaml.safe_load(rendered(own(tmp_path, text))["serve.yaml"])
+    assert (found["otlp-traces-endpoint"], found["shutdown-timeout"]) == ("http://127.0.0.1:4317", 120)
+    assert found["max-num-seqs"] == 64
+
+
+def test_the_page_names_every_block_and_filter() -> None:
+    page = (ROOT / "docs/templates.md").read_text()
+    for group in GROUPS:
+        assert group in page
+        for engine in ("vllm", "sglang", "tensorrt_llm"):
+            shipped = (ROOT / f"templates/serving/{engine}/serve.yaml.j2").read_text()
+            assert f"{{% block {group} %}}" in shipped
+    assert [name for name in FILTERS if f"`{name}" not in page] == []
 
 
 def test_a_unit_of_an_operator_keeps_ours_and_adds_a_line(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ GATEWAY_TEMPLATES = {
     "models.json": "gateway/models.json.j2",
     "models.map": "gateway/models.map.j2",
 }
+FILTERS = ("yaml", "options", "nested", "variables", "unit_path", "comment")
+"""Functions of `gpuready.rendering.values` that a template can use."""
 SHIPPED = "shipped"
 """Prefix of our own templates, which an operator's extends: `{% extends "shipped/serving/vllm/serve.yaml.j2" %}`."""
 
@@ -46,7 +48,7 @@ class Renderer:
             keep_trailing_newline=True,
             autoescape=False,  # noqa: S701 - the files are YAML and HAProxy's, not HTML
         )
-        for name in ("yaml", "options", "nested", "variables", "unit_path", "comment"):
+        for name in FILTERS:
             self._environment.filters[name] = getattr(written, name)
 
     def render(self, template: str, values: Mapping[str, Any]) -> str:
