@@ -10,6 +10,7 @@ import pytest
 
 from gpuready.cli.engine import VERBS
 from gpuready.cli.verb import Call
+from gpuready.operations import packages
 from gpuready.outcome import Refusal, Result
 from gpuready.planning.engines import folder_name
 from gpuready.serving import engine_store, pythons
@@ -131,6 +132,31 @@ def test_a_half_built_engine_of_ours_goes_and_one_that_is_planned_stays(root: Pa
 def test_a_wrong_number_is_refused(root: Path) -> None:
     with pytest.raises(Refusal, match=r"Input key keep is -1; give a whole number from 0 on"):
         prune(root, [], keep=-1)
+
+
+# The stage ------------------------------------------------------------------------------------------------------------
+
+
+def prepare(root: Path, monkeypatch: pytest.MonkeyPatch, folders: list[Path], *, check: bool = False) -> Result:
+    monkeypatch.setattr(engine_store, "ROOT", root)
+    monkeypatch.setattr(packages, "ensure", lambda *_: Result(summary="Packages are there"))
+    left_out = [{"engine": "tensorrt_llm", "version": "1.0.0", "why": "it has no lock."}]
+    asked = {"packages": {"names": []}, "folders": list(map(str, folders)), "keep": 1, "left_out": left_out}
+    return VERBS["prepare"].run(Call(asked, [], check=check))
+
+
+def test_room_is_made_only_where_an_engine_is_missing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, older, old, new = (engine(root, f"0.{day}", day=day) for day in (1, 2, 3, 4))
+    finished = prepare(root, monkeypatch, [new])
+    assert (finished.changed, finished.diff, finished.data["missing"]) == (False, [], [])
+    assert finished.data["notes"] == ["tensorrt_llm is left out: it has no lock."]
+    newer = root / "engines" / folder_name("vllm", "0.5", digest(5))
+    shown = prepare(root, monkeypatch, [newer], check=True)
+    assert len(names(root)) == 4
+    assert prepare(root, monkeypatch, [newer]).diff == shown.diff
+    assert names(root) == {"vllm-0.4"}, "what is replaced is the newest former one"
+    assert not older.exists()
+    assert not old.exists()
 
 
 # The Pythons below engines --------------------------------------------------------------------------------------------
