@@ -78,3 +78,15 @@ def test_the_last_start_alone_speaks(server: Machine) -> None:
     found = diagnosed(server, "echo 'OSError: [Errno 98] Address already in use' >&2; exit 1\n")
     assert found["diagnosis"] is None
     assert found["other_cause"].startswith("the port is in use")
+
+
+def test_a_start_that_systemd_repeats_is_read_as_well(server: Machine) -> None:
+    drop_in = "/run/systemd/system/gpuready-engine@.service.d/again.conf"
+    server.ssh(
+        f"mkdir -p $(dirname {drop_in}); cat > {drop_in}", stdin="[Service]\nRestart=on-failure\nRestartSec=100ms\n"
+    )
+    server.ssh("systemctl daemon-reload; rm -f /root/second")
+    script = f'test -e /root/second && exec sleep 60\ntouch /root/second\ncat <<"LOG" >&2\n{NO_ROOM}\nLOG\nexit 1\n'
+    server.ssh("cat > /root/engine-standin; systemctl start gpuready-engine@chat.0; sleep 2", stdin=script)
+    answer = server.ssh("python3 $(readlink -f /root/part.pyz) memory diagnose chat.0 --json")
+    assert json.loads(answer.stdout)["data"]["diagnosis"]["kind"] == "kv_cache"

@@ -87,6 +87,26 @@ def test_a_neighbour_on_a_shared_gpu_is_held_to_its_part(server: Server, monkeyp
     assert not other.exceeds
 
 
+def test_a_start_that_was_given_up_is_judged_by_the_one_before(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    apply(server)
+    monkeypatch.setattr(memory, "starts", lambda unit: iter(["chat.0 is given up", SERVING]))
+    assert memory.of_replica(server.layout, "chat.0").data["diagnosis"]["kind"] == "activation"
+    monkeypatch.setattr(memory, "starts", lambda unit: iter(["[Errno 98] Address already in use", SERVING]))
+    found = memory.of_replica(server.layout, "chat.0").data
+    assert found["diagnosis"] is None
+    assert found["other_cause"].startswith("the port is in use")
+
+
+def test_a_gpu_that_failed_is_no_lack_of_memory(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    apply(server)
+    server.journal = "RuntimeError: Engine core initialization failed."
+    xid = "NVRM: Xid (PCI:0000:1b:00): 79, pid=1234, name=python3, GPU has fallen off the bus."
+    monkeypatch.setattr(memory, "kernel_log", lambda unit: xid)
+    found = memory.of_replica(server.layout, "chat.0")
+    assert found.data["diagnosis"] is None
+    assert found.data["other_cause"].startswith("the GPU itself failed (NVRM: Xid (PCI:0000:1b:00): 79")
+
+
 def test_no_such_replica_is_said(server: Server) -> None:
     with pytest.raises(MachineCannot, match=r"replica nobody\.0 has no release on this server"):
         memory.of_replica(server.layout, "nobody.0")

@@ -33,7 +33,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
     monkeypatch.setattr(units, "systemctl", made.systemctl)
     monkeypatch.setattr(units, "properties", made.properties)
     monkeypatch.setattr(units, "last_words", lambda unit: "the engine's own words")
-    monkeypatch.setattr(memory, "journal", lambda unit: made.journal)
+    monkeypatch.setattr(memory, "starts", lambda unit: iter([made.journal]))
     monkeypatch.setattr(memory, "kernel_log", lambda unit: "")
     monkeypatch.setattr(engine_unit, "place_unit", made.place_unit)
     monkeypatch.setattr(nvml, "probe", made.probe)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from gpuready.serving.releases import FILE_MODE
 
 JOURNAL_LINES = 20_000
 """An engine's start with several workers writes some thousand."""
+MOST_REPEATED = 3
+"""Starts before the last one that are read, where systemd itself started the unit again."""
 GIB = 1 << 30
 
 
@@ -33,10 +35,8 @@ def of_replica(layout: Layout, replica: str) -> Result:
         MachineCannot: where there is no such replica, or it was never given a release.
     """
     found = last_start(layout, replica)
-    unit = units.unit_of(replica)
-    log = journal(unit)
-    seen = diagnosis.diagnose(log, kernel_log(unit), holders(replica, found.part), found.plan)
-    result = answer(seen, log, found.plan["name"], f"{replica}, release {found.number}")
+    seen, other = _judged(replica, found)
+    result = answer(seen, other, found.plan["name"], f"{replica}, release {found.number}")
     if (former := last_failure(layout, found.plan["name"])) and seen is None:
         result.summary += f"\n{former}"
     return result
@@ -50,7 +50,8 @@ def last_failure(layout: Layout, deployment: str) -> str:
 
 def of_text(text: str, where: str) -> Result:
     """Say which out-of-memory a log tells of, if any."""
-    return answer(diagnosis.of_log(text), text, "", where)
+    seen = diagnosis.of_log(text)
+    return answer(seen, None if seen else diagnosis.other_cause(text), "", where)
 
 
 def last_start(layout: Layout, replica: str) -> start.Start:
@@ -70,8 +71,7 @@ def of_failed(layout: Layout, replica: str, declaration: str | None) -> str:
         found = last_start(layout, replica)
     except MachineCannot:
         return ""
-    unit = units.unit_of(replica)
-    seen = diagnosis.diagnose(journal(unit), kernel_log(unit), holders(replica, found.part), found.plan)
+    seen, _ = _judged(replica, found)
     if seen is None:
         return ""
     if declaration is not None:
@@ -123,9 +123,8 @@ def forget(layout: Layout, plan: Mapping[str, Any]) -> None:
         write_text(layout.cures, as_json(still), FILE_MODE)
 
 
-def answer(seen: Diagnosis | None, log: str, deployment: str, where: str) -> Result:
+def answer(seen: Diagnosis | None, other: str | None, deployment: str, where: str) -> Result:
     """Return a diagnosis as a command's result; that it was no lack of memory is an answer as well."""
-    other = None if seen else diagnosis.other_cause(log)
     data = {"diagnosis": seen.as_dict() if seen else None, "other_cause": other, "of": where}
     if seen is None:
         told = f"something else: {other}" if other else "nothing that is known"
@@ -139,29 +138,48 @@ def answer(seen: Diagnosis | None, log: str, deployment: str, where: str) -> Res
     return Result(summary="\n".join(lines), data=data)
 
 
-def journal(unit: str) -> str:
-    """Return what the last start of a unit wrote, systemd's own words included."""
+def starts(unit: str) -> Iterator[str]:
+    """Yield what the starts of a unit wrote, systemd's own words included: the last one, and those that it repeats.
+
+    The last one may say nothing yet, or only that the one before was given up.
+    """
     # What a process wrote in its last moment may still be on its way.
     subprocess.run(["journalctl", "--sync"], capture_output=True, check=False)
-    words = ["journalctl", "--lines", str(JOURNAL_LINES), "--no-pager", "--output", "cat"]
+    known = units.properties(unit, "InvocationID", "NRestarts")
+    repeated = int(known.get("NRestarts") or 0)
     # systemd forgets the start of a unit that has ended well, or whose failure was reset; the journal does not.
-    invocation = units.properties(unit, "InvocationID").get("InvocationID") or _last_invocation(unit)
-    if not invocation:
-        return _said([*words, "--unit", unit])
-    # The first is what its processes wrote, the second what systemd wrote about them.
-    return _said([*words, f"_SYSTEMD_INVOCATION_ID={invocation}", "+", f"INVOCATION_ID={invocation}"])
+    found = _invocations(unit) if repeated or not known.get("InvocationID") else [known["InvocationID"]]
+    words = ["journalctl", "--lines", str(JOURNAL_LINES), "--no-pager", "--output", "cat"]
+    for invocation in found[: 1 + min(repeated, MOST_REPEATED)]:
+        # The first is what its processes wrote, the second what systemd wrote about them.
+        yield _said([*words, f"_SYSTEMD_INVOCATION_ID={invocation}", "+", f"INVOCATION_ID={invocation}"])
 
 
-def _last_invocation(unit: str) -> str:
+def _invocations(unit: str) -> list[str]:
+    """Return the starts of a unit that its journal's end tells of, the last one first."""
     fields = ("_SYSTEMD_INVOCATION_ID", "INVOCATION_ID")
-    words = ["journalctl", "--unit", unit, "--lines", "50", "--no-pager", "--output", "json"]
+    words = ["journalctl", "--unit", unit, "--lines", "2000", "--no-pager", "--output", "json"]
+    found: dict[str, None] = {}
     for line in reversed(_said([*words, f"--output-fields={','.join(fields)}"]).splitlines()):
         entry = json.loads(line)
-        # Of systemd's own lines, the first field is systemd's start.
-        found = entry.get("INVOCATION_ID") or entry.get("_SYSTEMD_INVOCATION_ID")
-        if isinstance(found, str):
-            return found
-    return ""
+        # Of systemd's own lines, the other field is systemd's start.
+        name = entry.get("INVOCATION_ID") or entry.get("_SYSTEMD_INVOCATION_ID")
+        if isinstance(name, str):
+            found[name] = None
+    return list(found)
+
+
+def _judged(replica: str, found: start.Start) -> tuple[Diagnosis | None, str | None]:
+    """Return the diagnosis of a replica's last start that says what it died of, or else what else it was."""
+    unit = units.unit_of(replica)
+    kernel, others = kernel_log(unit), holders(replica, found.part)
+    for log in starts(unit):
+        seen = diagnosis.diagnose(log, kernel, others, found.plan)
+        other = None if seen else diagnosis.other_cause(log)
+        if seen or other:
+            return seen, other
+    seen = diagnosis.diagnose("", kernel, others, found.plan)
+    return seen, None if seen else diagnosis.other_cause(kernel)
 
 
 def kernel_log(unit: str) -> str:
