@@ -428,3 +428,21 @@ def test_longer_requests_are_not_more_where_hardly_anything_fits(
         asked = replace(wish(model, workload=load), engine=engine, version=version)
         served.append(search.best(replace(asked, allow_lossy=True), place(card)).concurrency)
     assert served == sorted(served, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "at", "concurrency"),
+    [
+        # sglang 39713: the KV cache takes nearly all of a large card, and the worker dies capturing graphs.
+        ("Qwen/Qwen3-0.6B", place(), 2000),
+        # sglang 5893: what is left for graphs does not grow with the card.
+        (DEEPSEEK, place("h200-141gb-sxm", 8), 64),
+    ],
+)
+def test_graphs_have_room_beside_a_kv_cache_on_a_large_card(model: str, at: Place, concurrency: int) -> None:
+    asked = wish(model, engine="sglang", version="0.5.10", concurrency=concurrency)
+    found = search.best(asked, at).estimate
+    assert found.graphs.high > 5
+    assert found.outside.high >= found.graphs.high
+    # Even by the worst of all bands the headroom is left; fractions are whole thousandths.
+    assert sizing.spare(found) >= sizing.headroom_gib(asked, at) - 0.001 * found.total_gib
