@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar
 
 from gpuready.spec.docs import pages
 from gpuready.spec.inventory import role_defaults, role_options, role_specs
@@ -120,3 +122,22 @@ def test_the_reference_names_every_variable() -> None:
     p99 = "| `gpuready_deployments[].workload.prompt_tokens.p99` | number | required | 1 to 100000000 |"
     assert p99 in made["variables.md"]
     assert "| `gateway_port` | number | `8080` | 1 to 18099 | Port of the API. |" in made["roles.md"]
+
+
+@pytest.mark.parametrize(
+    ("mirrors", "left"),
+    [
+        ({}, ["https://pypi.nvidia.com", "https://download.pytorch.org/whl/cu128"]),
+        (
+            {"https://pypi.nvidia.com": "https://mirror/nv"},
+            ["https://mirror/nv", "https://download.pytorch.org/whl/cu128"],
+        ),
+        ({"https://pypi.nvidia.com": "", "https://download.pytorch.org/whl/cu128": ""}, []),
+    ],
+)
+def test_an_engines_own_indexes_come_by_their_mirrors(mirrors: dict[str, str], left: list[str]) -> None:
+    loader = DataLoader()
+    role = loader.load_from_file(str(ROLES / "engines/vars/main.yml"), trusted_as_template=True)
+    engine = {"index": ["https://pypi.nvidia.com", "https://download.pytorch.org/whl/cu128"]}
+    known = {**role, "__engines_engine": engine, "engines_index_mirrors": mirrors}
+    assert Templar(loader, variables=known).template(role["__engines_index"]) == left
