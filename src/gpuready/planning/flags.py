@@ -78,9 +78,33 @@ def settings_of(engine: str, version: str) -> dict[str, Setting]:
     return {name: known for name, known in spelled.items() if name}
 
 
-def spelled(name: str) -> str:
-    """Return a flag in the engine's spelling; vLLM takes underscores for dashes."""
-    return name.lstrip("-").replace("_", "-")
+_OF_ITS_FILE = {"tensorrt_llm": {"tensor_parallel_size": "tp_size", "pipeline_parallel_size": "pp_size"}}
+"""Settings that an engine's file spells otherwise than its command line, by engine."""
+_SWITCH_OFF = {"disable-radix-cache"}
+"""Flags that are true where their setting is false."""
+
+
+def spelled(name: str, engine: str) -> str:
+    """Return a flag in the engine's spelling: with dashes before its first dot, and TensorRT-LLM's with none at all."""
+    first, dot, below = name.lstrip("-").partition(".")
+    if engine == "tensorrt_llm":
+        whole = f"{first}{dot}{below}".replace("-", "_")
+        return _OF_ITS_FILE[engine].get(whole, whole)
+    return first.replace("_", "-") + dot + below
+
+
+def _named(flags: Mapping[str, Any], engine: str, above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield flags by name; what TensorRT-LLM has nested by its dotted name, however it is written."""
+    for key, value in flags.items():
+        if (
+            engine == "tensorrt_llm"
+            and isinstance(value, Mapping)
+            and value
+            and all(isinstance(one, str) for one in value)
+        ):
+            yield from _named(value, engine, f"{above}{key}.")
+        else:
+            yield above + key, value
 
 
 def split(
@@ -92,8 +116,8 @@ def split(
     rest: dict[str, Any] = {}
     written: dict[str, str] = {}
     owned = settings_of(engine, version)
-    for key, value in flags.items():
-        name = spelled(key)
+    for key, value in _named(flags, engine):
+        name = spelled(key, engine)
         positive = name.removeprefix("no-")
         known = owned.get(positive)
         if positive in written:
@@ -113,7 +137,7 @@ def split(
 
 def _refused(where: str, key: str, name: str, value: Any, owned: Mapping[str, Setting]) -> Failure | None:
     """Return why a flag cannot be set at all, or why its value cannot stand in the engine's file."""
-    if name in OWN:
+    if name.replace("_", "-") in OWN:
         return Failure("plan.flag", f"{where}, flags.{key} is set by gpuready itself", "", "remove it")
     if name in SECRET:
         what = f"{where}, flags.{key} is a secret, and rendered files are no place for one"
@@ -137,7 +161,7 @@ def _says_nothing(known: Setting, value: Any) -> bool:
 def _setting(what: str, known: Setting, name: str, value: Any) -> tuple[dict[str, Any], Failure | None]:
     """Return a setting by its field, or why its value is refused."""
     if known.kind is bool and isinstance(value, bool):
-        return {known.field: value != name.startswith("no-")}, None
+        return {known.field: value != (name.startswith("no-") or name in _SWITCH_OFF)}, None
     if known.kind is str and isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_.-]{1,40}", value):
         return {known.field: value}, None
     number = _number(known.kind, value) if known.kind in (int, float) and not name.startswith("no-") else None
