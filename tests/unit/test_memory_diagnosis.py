@@ -243,4 +243,8 @@ def test_expandable_segments_that_are_on_already_are_not_the_cure() -> None:
     assert plain is not None
     assert after is not None
     assert (plain.kind, plain.cure.flag, plain.cure.where) == ("fragmentation", "PYTORCH_ALLOC_CONF", "environment")
+    assert "PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF, alike" in plain.cure.why
+    assert plain.cure.declared("chat").endswith(
+        "environment.j2 (docs/templates.md): PYTORCH_ALLOC_CONF=expandable_segments:True"
+    )
     assert (after.cure.flag, after.cure.value) == ("gpu-memory-utilization", 0.88)

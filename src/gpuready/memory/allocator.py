@@ -18,6 +18,7 @@ _ALLOCATED = re.compile(rf"{_SIZE}\s+is\s+allocated\s+by\s+PyTorch|;\s+{_SIZE}\s
 _UNALLOCATED = re.compile(rf"{_SIZE}\s+is\s+reserved\s+by\s+PyTorch\s+but\s+unallocated")
 _RESERVED = re.compile(rf"{_SIZE}\s+reserved\s+in\s+total\s+by\s+PyTorch")
 _POOLS = re.compile(rf"with\s+{_SIZE}\s+allocated\s+in\s+private\s+pools")
+_VARIABLE = re.compile(r"(PYTORCH_\w*ALLOC_CONF)=expandable_segments")
 _FULL = 0.97
 _LARGEST_WEIGHT = 4.0
 """GiB: what is asked for in one piece beyond this is no weight."""
@@ -39,6 +40,8 @@ class Shortage:
     """Allocated in pools of their own, as CUDA graphs have."""
     others: tuple[tuple[int, float], ...] = ()
     """Other processes on the GPU: pid and GiB."""
+    variable: str | None = None
+    """The environment variable that this torch reads, by its own advice."""
     names_processes: bool = False
     """The message says who holds the GPU, this process at least."""
 
@@ -92,6 +95,7 @@ def read(text: str, own_pids: Collection[int] = ()) -> Shortage | None:
         allocated=allocated,
         unallocated=unallocated,
         pools=_gib(_POOLS, text),
+        variable=match[1] if (match := _VARIABLE.search(text)) else None,
         names_processes=bool(processes) or _OWN.search(text) is not None,
         others=tuple(
             _others(processes, own_pids, (allocated or 0) + (unallocated or 0), _OWN.search(text) is not None)

@@ -21,7 +21,8 @@ MOST = 0.95
 """The largest share that is proposed: the rest is the driver's, the context's and the communication's."""
 NEWEST = "999"
 """Names no release: the newest spelling."""
-ALLOCATOR = "PYTORCH_ALLOC_CONF"
+ALLOCATORS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""The names that torch reads, the newer one first; releases before 2.10 know the second alone."""
 PIECES = "expandable_segments:True"
 
 
@@ -51,11 +52,9 @@ class Cure:
         if self.where == "host":
             knob = self.flag == "base_shm_percent"
             return f"group_vars: {self.flag}: {value}" if knob else f"a drop-in of the unit: {self.flag}={value}"
-        field = {
-            "flags": f"flags: {{{self.flag}: {value}}}",
-            "environment": f"environment: {{{self.flag}: '{value}'}}",
-            "gpus": f"gpus: {value}",
-        }[self.where]
+        if self.where == "environment":
+            return f"your inventory's template serving/ENGINE/environment.j2 (docs/templates.md): {self.flag}={value}"
+        field = f"gpus: {value}" if self.where == "gpus" else f"flags: {{{self.flag}: {value}}}"
         return f"gpuready_deployments, {deployment}: {field}"
 
     def words(self) -> str:
@@ -217,21 +216,19 @@ def _activation(event: Event, known: Known) -> Cure:
 
 
 def _fragmentation(event: Event, known: Known) -> Cure:
-    name = _allocator_name(known)
-    if "expandable_segments:True" in known.environment.get(name, ""):
+    if any(PIECES in known.environment.get(name, "") for name in ALLOCATORS):
         return _lowered(event, known)
     short = event.shortage
+    name = short.variable if short and short.variable else ALLOCATORS[0]
     size = (
         f"{short.unallocated:.2f} GiB were free in pieces, {short.tried:.2f} wanted in one" if short else "pieces grow"
     )
-    why = f"{size}; segments that grow are pieced together again"
+    why = (
+        f"{size}; segments that grow are pieced together again; set both names of it, {' and '.join(ALLOCATORS)}, alike"
+    )
     if (known.get("tp") or 1) > 1 and known.engine == "vllm":
         why += "; with several GPUs try it before relying on it, because of vLLM's custom all-reduce (vllm issue 42609)"
     return Cure(name, PIECES, why, "set", "", "environment")
-
-
-def _allocator_name(known: Known) -> str:
-    return next((name for name in (ALLOCATOR, "PYTORCH_CUDA_ALLOC_CONF") if name in known.environment), ALLOCATOR)
 
 
 def _host_ram(event: Event, known: Known) -> Cure:
