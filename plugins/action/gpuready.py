@@ -24,6 +24,7 @@ NEVER_BEGAN = (
 )  # fmt: skip
 KILLED = (-9, 137, -15, 143)
 """What a shell answers for a command that ended by SIGKILL or SIGTERM."""
+ASKS_HUBS = (("facts", "show"), ("model", "bring"))
 PAUSE_SECONDS = 2
 TELL_AGAIN_SECONDS = 60
 # Built here, because Ansible loads this file before it forks a worker for each task and host.
@@ -54,7 +55,10 @@ class ActionModule(ActionBase):
         words = [options["noun"], options["verb"], *options["arguments"], "--json"]
         if self._task.check_mode:
             words.append("--check")
-        given = json.dumps(self._with_proxy(options["input"], task_vars or {}))
+        given = self._with_proxy(options["input"], task_vars or {})
+        if (options["noun"], options["verb"]) in ASKS_HUBS:
+            given = self._with_token(given, task_vars or {})
+        given = json.dumps(given)
         try:
             answer = self._ask_patiently(words, given, task_vars or {})
         except AnsibleConnectionFailure as error:
@@ -69,11 +73,36 @@ class ActionModule(ActionBase):
         proxy = None if self._task.delegate_to else self._templar.template(task_vars.get("gpuready_proxy"))
         return {**given, "proxy": proxy} if proxy else given
 
+    def _with_token(self, given: dict, task_vars: dict) -> dict:
+        """Return the input with the token for a hub of models, where one is asked: it is in no task's arguments."""
+        if not any(one.get("source") for one in given.get("models") or ()):
+            return given
+        token = self._templar.template(task_vars.get("models_token") or "")
+        path = self._templar.template(task_vars.get("models_token_file") or "")
+        if path and not token:
+            try:
+                token = Path(path).expanduser().read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                why = getattr(error, "strerror", None) or "it is no text"
+                what = f"models_token_file = {path} cannot be read on this machine: {why}"
+                raise AnsibleActionFail(f"{what}; name a file that holds the hub's token alone.") from None
+        token = token.strip()
+        if not token:
+            return given
+        if not (token.isascii() and token.isprintable()) or " " in token:
+            where = "models_token" if task_vars.get("models_token") else f"models_token_file = {path}"
+            raise AnsibleActionFail(f"{where} is refused: a token is one word of ASCII letters, digits and signs.")
+        return {**given, "models_token": token}
+
     def _ask_patiently(self, words: list[str], stdin: str, task_vars: dict) -> dict:
-        """Ask again while somebody else is at work on the server, and tell the operator what is waited for."""
+        """Ask again while somebody else is at work on the server, or a command answers in parts how far it is."""
         began, told = {}, {}
         while True:
             answer = self._ask_server(words, stdin, task_vars)
+            progress = (self._result(answer) or {"data": {}})["data"].get("progress") if answer["rc"] else None
+            if progress:
+                self._display.display(f"  {self._host}: {progress}")
+                continue
             busy = self._busy(answer)
             if busy is None:
                 return answer

@@ -130,7 +130,9 @@ class ActionModule(ActionBase):
         engines = {name.removeprefix("engines_"): value for name, value in knobs["engines"].items()}
         try:
             asked = time.time()
-            facts = self._facts(host, needs_of(spec, effective_stack(spec, cuda), engines=engines), task_vars)
+            models = declared.effective("models", knobs)
+            hubs = {"endpoints": models["models_endpoint"], "token_hub": models["models_token_hub"]}
+            facts = self._facts(host, needs_of(spec, effective_stack(spec, cuda), hubs, engines), task_vars)
             for note in surroundings.notes(facts, asked, time.time()):
                 self._display.display(f"  {host}: note: {note}")
             generated = self._generated_models(spec)

@@ -66,6 +66,7 @@ def test_a_whole_model_is_summed_by_dtype(model: Path) -> None:
             {"name": "c", "dtype": "F8_E4M3", "count": 1, "elements": 5, "bytes": 5},
         ],
         "files": list(SHARDS),
+        "remote_code": "",
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +22,68 @@ def _wanted(call: Call) -> list[dict[str, Any]]:
 
 def _check(call: Call) -> Result:
     result = Result()
+    _judge(call, result)
+    if result.failures:
+        result.exit = Exit.VERIFY_NO
+        result.summary = f"{len(result.failures)} problems with models."
+    else:
+        count = len(call.input["models"]) - len(result.data["missing"])
+        result.summary = f"{count} models are whole and readable."
+    return result
+
+
+def _judge(call: Call, result: Result, pending: Collection[str] = ()) -> None:
+    """Add what is wrong with the models of the input; `pending` are folders that a check would have filled."""
     missing = []
     for one in _wanted(call):
         path = Path(one["path"])
         if one.get("generated") and not models.is_whole(path):
             # gpuready brings it itself: missing is a thing to do, not a failure.
             missing.append(one)
-            continue
-        result.failures += models.check(path)
+        elif one["path"] not in pending:
+            result.failures += models.check(path, one.get("kind", "model"), pickle=bool(one.get("allow_pickle")))
     result.data["missing"] = missing
+
+
+def _bring(call: Call) -> Result:
+    """Download what has a source, then judge every model: the whole stage in one call."""
+    hubs = models.Hubs(call.input.get("hubs") or {}, call.input.get("models_token"))
+    seconds, full = call.input.get("seconds"), bool(call.input.get("verify"))
+    result = Result()
+    pending = set()
+    with result.kept_by_failures(call.check):
+        for one in _wanted(call):
+            if not one.get("source"):
+                continue
+            brought = models.bring(one, hubs, seconds=seconds, full=full, check=call.check)
+            result.include(brought)
+            if "progress" in brought.data:
+                result.exit, result.data = brought.exit, brought.data
+                return result
+            if brought.changed:
+                result.summary = f"{result.summary} {brought.summary}".lstrip()
+                pending |= {one["path"]} if call.check else set()
+        _judge(call, result, pending)
     if result.failures:
-        result.exit = Exit.VERIFY_NO
-        result.summary = f"{len(result.failures)} problems with models."
-    else:
-        result.summary = f"{len(call.input['models']) - len(missing)} models are whole and readable."
+        result.exit = Exit.FAILED if result.changed else Exit.VERIFY_NO
+    result.summary = result.summary or f"{len(call.input['models'])} models are whole and readable."
     return result
+
+
+def _verify(call: Call) -> Result:
+    """Read every byte of the models that gpuready downloaded, and compare their hashes."""
+    paths = [Path(one["path"]) for one in _wanted(call)] if call.input.get("models") else _downloaded(call)
+    result = Result(data={"verified": [str(path) for path in paths]})
+    for path in paths:
+        result.failures += models.verify(path)
+    result.exit = Exit.VERIFY_NO if result.failures else Exit.DONE
+    result.summary = f"{len(paths)} models were compared by hash, {len(result.failures)} problems."
+    return result
+
+
+def _downloaded(call: Call) -> list[Path]:
+    store = Path(call.input.get("store") or models.STORE)
+    return sorted(path for path in store.glob("[!.]*@*") if (path / models.MANIFEST).exists())
 
 
 def _place(call: Call) -> Result:
@@ -79,6 +127,8 @@ def _list(call: Call) -> Result:
 
 VERBS: dict[str, Verb] = {
     "check": Verb("say whether models are whole and readable by the engines", _check, takes_input=True),
+    "bring": Verb("download the models of a plan, and judge all of them", _bring, changes=True, takes_input=True),
+    "verify": Verb("compare every byte of downloaded models with their hashes", _verify),
     "place": Verb("write a small model that was sent along", _place, changes=True, takes_input=True),
     "list": Verb("say which models lie in the store", _list, takes_input=True),
 }

@@ -79,7 +79,7 @@ def show(request: Mapping[str, Any]) -> dict[str, Any]:
             for one in read.listening_ports or ()
         ],
         "simulated_marker": read.simulated_machine,
-        "models": {one["path"]: read_model_facts(one["path"]) for one in request.get("models", [])},
+        "models": models_facts(request),
         "engines": engine_folders(),
         "packages": packages,
         "begun": begun(packages),
@@ -121,12 +121,24 @@ def _nvml() -> dict[str, Any] | None:
     }
 
 
-def read_model_facts(path: str) -> dict[str, Any]:
-    """Return config and weight sizes of a model's folder, where it really lies, or what is wrong with it."""
-    failures = models.check(Path(path))
-    if failures:
-        return {"failures": [asdict(failure) for failure in failures]}
-    return {**models.read_model(Path(path)), "resolved": str(Path(path).resolve()), "failures": []}
+def models_facts(request: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return by folder what every model and adapter is, on this server or on its hub, or what is wrong with it."""
+    hubs = models.Hubs(request.get("hubs") or {}, request.get("models_token"))
+    return {one["path"]: _model_facts(one, hubs) for one in request.get("models", [])}
+
+
+def _model_facts(entry: Mapping[str, Any], hubs: models.Hubs) -> dict[str, Any]:
+    path, pickle = Path(entry["path"]), bool(entry["allow_pickle"])
+    try:
+        if entry["source"]:
+            said = models.facts(entry, hubs)
+        elif failures := models.check(path, entry["kind"], pickle=pickle):
+            raise Refusal(failures)
+        else:
+            said = (models.read_adapter if entry["kind"] == "adapter" else models.read_model)(path, pickle=pickle)
+    except Refusal as refusal:
+        return {"failures": [asdict(failure) for failure in refusal.failures]}
+    return {**said, "resolved": str(path.resolve()), "failures": []}
 
 
 def engine_folders() -> list[str]:

@@ -157,6 +157,10 @@ RULES: dict[str, Rule] = {
     "serving_crash_starts": _between(1, 1000),
     "serving_crash_seconds": _between(60, 30 * DAY),
     "serving_reachable.*": Rule(_NETWORKS, is_network),
+    "models_endpoint.*": Rule("addresses with http:// or https://", _is_url, null=True),
+    "models_token_file": _matching(r"|[^\x00-\x1f]{1,500}", "a file of the controller, or an empty text"),
+    "models_token": _matching(r"|[!-~]{1,500}", "one word of ASCII letters, digits and signs"),
+    "models_token_hub": Rule("huggingface, modelscope", lambda value: value in ("huggingface", "modelscope")),
     "gateway_port": _between(1, FIRST_PORT - 1),
     "gateway_bind": Rule("* or an IPv4 or IPv6 address", _is_address),
     "gateway_request_timeout_seconds": _between(1, DAY),
@@ -166,8 +170,11 @@ RULES: dict[str, Rule] = {
 }
 """By variable; `.*` stands for every element of a list and every key of a mapping."""
 
-ADDRESSES = {"engines_index_url", "engines_extra_index_urls", "engines_index_mirrors", "engines_find_links"}
-"""Addresses, which may carry a password: a wrong one is not shown."""
+ADDRESSES = {
+    *("engines_index_url", "engines_extra_index_urls", "engines_index_mirrors", "engines_find_links"),
+    *("models_endpoint", "models_token"),
+}
+"""Addresses, which may carry a password, and passwords themselves: a wrong one is not shown."""
 _ENGINES = ("vllm", "sglang", "tensorrt_llm")
 _KEYS: dict[str, Rule] = {
     "base_sysctl": _matching(r"[a-z0-9_]+([./][A-Za-z0-9_*-]+)+", "names such as net.core.somaxconn"),
