@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.unit import engine_mistakes, engine_parsers
+from tests.unit import engine_mistakes, engine_parsers, golden_files
 
 from gpuready.planning import flags
 
@@ -38,6 +38,7 @@ def page() -> str:
     """Return the page as Markdown."""
     found = engine_parsers.recorded()
     parts = [_HEAD, "## Golden files\n", _table(_GOLDEN, [_golden(one) for one in found])]
+    parts.append(_not_asked(found))
     for engine in engine_mistakes.OF_ENGINE:
         parts += [f"## Mistakes: {NAMES[engine]}\n", _mistakes([one for one in found if one["engine"] == engine])]
     parts += ["## What no parser notices\n", _UNNOTICED, *_unnoticed(found)]
@@ -58,6 +59,17 @@ def _golden(one: Mapping[str, Any]) -> list[object]:
     name = f"{NAMES[one['engine']]} {one['version']}"
     note = one["note"] or "the whole lock"
     return [name, one["stack"], one["lock"], one["python"], len(files), accepted, len(mistakes), refused, note]
+
+
+def _not_asked(found: Sequence[Mapping[str, Any]]) -> str:
+    asked = {(one["engine"], one["version"]) for one in found}
+    missing = [
+        f"{NAMES[engine]} {one['version']} ({stack})"
+        for stack, entry in golden_files.stacks().items()
+        for engine, one in entry["engines"].items()
+        if (engine, one["version"]) not in asked
+    ]
+    return f"Not asked, for their files are not on PyPI: {', '.join(missing) or 'none'}.\n"
 
 
 def _mistakes(found: Sequence[Mapping[str, Any]]) -> str:
