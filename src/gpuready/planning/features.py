@@ -33,7 +33,9 @@ def _draft(name: str, draft: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lora(name: str, lora: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: True, "max-loras": lora["slots"], "max-lora-rank": lora["rank"]}
+    adapters = [f"{one['name']}={one['path']}" for one in sources.adapters({"lora": lora})]
+    loaded = {"lora-modules": adapters} if adapters else {}
+    return {name: True, "max-loras": lora["slots"], "max-lora-rank": lora["rank"], **loaded}
 
 
 def _kv_offload(name: str, gib: float) -> dict[str, Any]:

@@ -92,6 +92,13 @@ def path_of(deployment: Mapping[str, Any], kind: str = "model") -> str | None:
     return next((one.path for one in asked(deployment) if one.kind == kind), None)
 
 
+def _adapters(lora: Mapping[str, Any]) -> list[Asked]:
+    found: list[Asked] = []
+    for index, one in enumerate(lora.get("adapters") or ()):
+        found += _asked(f"lora.adapters[{index}].path", one["name"], one.get("path"), one.get("source"), "adapter")
+    return found
+
+
 def draft_path(draft: Mapping[str, Any]) -> str | None:
     """Return the folder of a model that drafts; None where the checkpoint's own layers do."""
     return next((one.path for one in _draft(draft)), None)
@@ -99,7 +106,7 @@ def draft_path(draft: Mapping[str, Any]) -> str | None:
 
 def adapters(deployment: Mapping[str, Any]) -> list[dict[str, str]]:
     """Return the adapters that an engine loads: `[{name, path}]`."""
-    return [{"name": one.model, "path": one.path} for one in asked(deployment) if one.kind == "adapter"]
+    return [{"name": one.model, "path": one.path} for one in _adapters(deployment.get("lora") or {})]
 
 
 def together(requests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -196,6 +196,21 @@ def _twins(host: str, spec: HostSpec, locate: Locate) -> list[Failure]:
     return failures
 
 
+def _adapter_twins(host: str, spec: HostSpec, locate: Locate) -> list[Failure]:
+    """Return a failure for every adapter that has the name of a model or of an earlier adapter: requests name both."""
+    taken = {one.model: f"gpuready_deployments[{index}].model" for index, one in enumerate(spec.gpuready_deployments)}
+    failures = []
+    for index, deployment in enumerate(spec.gpuready_deployments):
+        for place, one in enumerate(deployment.lora.adapters if deployment.lora else ()):
+            path: Path = ("gpuready_deployments", index, "lora", "adapters", place, "name")
+            if one.name in taken:
+                what = f"{where(host, path, locate)} = {shown(one.name)} is refused"
+                why = f"{taken[one.name]} has the same name"
+                failures.append(Failure("spec.twice", what, why, "requests name models and adapters alike"))
+            taken.setdefault(one.name, path_text(path))
+    return failures
+
+
 def _catalog_failures(host: str, spec: HostSpec, locate: Locate) -> list[Failure]:
     failures = []
     cards = catalog.load("gpus")["cards"]
@@ -254,5 +269,5 @@ def check_declaration(
     except ValidationError as error:
         errors = error.errors(include_url=False)
         return None, failures + [_failure(host, one, locate) for one in errors]
-    twins = _twins(host, spec, locate)
+    twins = _twins(host, spec, locate) + _adapter_twins(host, spec, locate)
     return None if twins or secrets else spec, failures + twins + _catalog_failures(host, spec, locate)

@@ -45,6 +45,7 @@ _FEATURES = {
     "enable-lora": "lora of the deployment",
     "max-loras": "slots of lora: so many adapters in one batch",
     "max-lora-rank": "rank of lora",
+    "lora-modules": "adapters of lora",
     "kv-offloading-size": "kv_offload_gib: RAM for KV that the GPU has no room for, in GiB",
 }
 

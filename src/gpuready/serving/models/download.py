@@ -61,7 +61,7 @@ class Progress:
         """Return how far it is."""
         have, rate = self.present + self.fetched, self.rate()
         left = f", about {_duration((self.total - have) / rate)} left" if rate > 0 and have < self.total else ""
-        return f"{title}: {have / GIB:.1f} of {self.total / GIB:.1f} GiB, {rate / 1e6:.0f} MB/s{left}"
+        return f"{title}: {_size(have)} of {_size(self.total)}, {rate / 1e6:.0f} MB/s{left}"
 
 
 def _duration(seconds: float) -> str:
