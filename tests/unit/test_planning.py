@@ -138,12 +138,10 @@ def test_what_an_operator_sets_is_planned_with() -> None:
     assert planned["settings"]["tensor_parallel_size"] == 2
     assert planned["settings"]["max_num_seqs"] == 7
     assert [one["gpus"] for one in planned["replicas"]] == [[0, 1], [2, 3]]
-    assert planned["flags"] == {
-        "enable-prefix-caching": True,
-        "kv-cache-dtype": "fp8",
-        "enforce-eager": True,
-        "seed": 1,
-    }
+    written = {one["name"]: one["value"] for group in planned["options"].values() for one in group}
+    assert written["enable-prefix-caching"] is True
+    assert (written["kv-cache-dtype"], written["enforce-eager"], written["seed"]) == ("fp8", True, 1)
+    assert (written["tensor-parallel-size"], written["max-num-seqs"]) == (2, 7)
     assert planned["memory"]["graphs"]["value"] == 0
 
 
@@ -287,7 +285,8 @@ def test_a_draft_model_is_counted_with() -> None:
     (plain,) = plan(spec(deployment()))["deployments"]
     more = models["small"].weight_bytes / 2**30
     assert planned["memory"]["weights"]["value"] == pytest.approx(plain["memory"]["weights"]["value"] + more, abs=0.05)
-    assert planned["flags"]["speculative-config"] == {"model": "/data/small", "num_speculative_tokens": 3}
+    (drafting,) = (one for one in planned["options"]["features"] if one["name"] == "speculative-config")
+    assert json.loads(drafting["value"]) == {"model": "/data/small", "num_speculative_tokens": 3}
 
 
 def test_the_hosts_memory_bounds_what_is_put_there() -> None:

@@ -7,9 +7,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from gpuready.outcome import Failure
-from gpuready.planning import explain, options, support
+from gpuready.planning import explain, options
 from gpuready.planning.features import feature_flags
-from gpuready.planning.flags import as_yaml, settings_of, split
+from gpuready.planning.flags import settings_of, split
 from gpuready.planning.memory.run import GIB, Draft, Lora, Run
 from gpuready.planning.model.facts import ModelFacts
 from gpuready.planning.wish import Lengths, Option, Wish, Workload
@@ -27,7 +27,6 @@ _NAMES = {
     "kv_bytes": "kv_cache_memory_bytes",
 }
 """The plan's names of the settings that every deployment has; others stand among its flags."""
-_SOMETIMES = ("dtype", "quantization", "kv_dtype", "dcp", "block_size", "graph_max_batch", "enforce_eager")
 
 
 def wish_of(
@@ -122,8 +121,7 @@ def plan_deployment(
         sentences.append(_stand_in_told(run, option))
         stand_in = {"kv_bytes": run.kv_bytes or 0, "bytes_per_token": option.wish.model.kv_bytes_per_token()}
     _, rest, _ = split(where, declared["flags"], option.wish.engine, engine["version"])
-    features, failures = feature_flags(where, declared, engine["version"], rest)
-    flags = {**_other_flags(option), **engine.get("settings", {}), **features, **rest, **_set_flags(option)}
+    _, failures = feature_flags(where, declared, engine["version"], rest)
     served = options.Served(
         declared=declared,
         option=option,
@@ -143,7 +141,6 @@ def plan_deployment(
         "task": option.wish.task,
         "settings": _settings(run),
         "options": options.options_of(served, rest),
-        "flags": as_yaml(flags),
         "environment": options.environment_of(served),
         "cuda_home": stack["host"]["cuda"]["home"],
         "start_seconds": start_seconds(option.wish.model),
@@ -160,20 +157,6 @@ def _settings(run: Run) -> dict[str, Any]:
     """Return the settings that every deployment has, by the plan's names."""
     known = {name: getattr(run, field) for field, name in _NAMES.items()}
     return {name: value for name, value in known.items() if value is not None}
-
-
-def _other_flags(option: Option) -> dict[str, Any]:
-    """Return the settings that only some deployments have, as the release of the engine spells them."""
-    usual = Run(option.run.engine, option.run.version)
-    found = {}
-    for field in _SOMETIMES:
-        value = getattr(option.run, field)
-        name = support.flag(option.run.engine, option.run.version, field)
-        if name and value != getattr(usual, field):
-            found[name] = value
-    if option.wish.task == "generate" and option.estimate.run.prefix_caching:
-        found["enable-prefix-caching"] = True
-    return found
 
 
 def _set_flags(option: Option) -> dict[str, Any]:

@@ -210,10 +210,3 @@ def _shown(value: Any) -> str:
         return (ascii(value) if isinstance(value, str | list | Mapping) else ascii(str(value))[1:-1])[:80]
     except ValueError:
         return "a number of more than 4300 digits"
-
-
-def as_yaml(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return flags as vLLM's configuration file takes them: it skips what is false, so `no-` says it."""
-    return {
-        (f"no-{name}" if value is False else name): (True if value is False else value) for name, value in flags.items()
-    }
