@@ -640,6 +640,8 @@ def test_an_adapter_is_judged_and_brought(hub: StandinHub, store: Path) -> None:
     assert (found["rank"], found["base_model"]) == (16, "org/model")
     assert bring(hub, one).changed
     folder = store / f"org--adapter@{COMMIT[:12]}"
+    (listed,) = VERBS["list"].run(Call({"store": str(store)}, [], check=False)).data["models"]
+    assert (listed["model"], listed["whole"], listed["why"]) == ("org/adapter", True, "")
     assert sorted(path.name for path in folder.iterdir()) == [
         "adapter_config.json",
         "adapter_model.safetensors",

@@ -151,3 +151,20 @@ def test_the_probe_reads_engines_kv_caches_by_itself(monkeypatch: pytest.MonkeyP
             "has": {"tokens": 131072, "blocks": 1024, "block_tokens": 128},
         }
     }
+
+
+def test_an_adapter_is_judged_by_its_own_files(tmp_path: Path) -> None:
+    adapter = {"path": str(tmp_path), "kind": "adapter"}
+    assert f"{tmp_path}/adapter_config.json is not JSON or not there" in serving._broken(tmp_path, adapter)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "adapter_model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    assert serving._broken(tmp_path, adapter) == []
+    assert f"{tmp_path}/config.json is not JSON or not there" in serving._broken(tmp_path, {"kind": "model"})
+
+
+def test_pickle_weights_are_weights_only_where_the_plan_allows_them(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
+    assert serving._broken(tmp_path, {"allow_pickle": True}) == []
+    assert serving._broken(tmp_path, {"allow_pickle": False}) == [f"{tmp_path} has no safetensors weights"]

@@ -120,7 +120,9 @@ def _list(call: Call) -> Result:
         if not folder.name.startswith("."):
             name, _, revision = folder.name.rpartition("@")
             entry = {"model": name.replace("--", "/"), "revision": revision, "path": str(folder)}
-            failures = models.check(folder)
+            kind = "adapter" if (folder / models.ADAPTER).exists() else "model"
+            # What gpuready downloaded was allowed then; whether it still is, the plan says.
+            failures = models.check(folder, kind, pickle=(folder / models.MANIFEST).exists())
             found.append({**entry, "whole": not failures, "why": " ".join(one.sentence() for one in failures)})
     return Result(data={"models": found})
 

@@ -91,25 +91,25 @@ def _lacking(distribution: Path) -> list[str]:
 def models(record: dict[str, Any]) -> dict[str, Any]:
     """Judge each model's folder: are its files whole, and what may the engines' user do with them."""
     return {
-        one["path"]: {"broken": _broken(Path(one["path"]))[:SHOWN], **_rights(Path(one["path"]))}
+        one["path"]: {"broken": _broken(Path(one["path"]), one)[:SHOWN], **_rights(Path(one["path"]))}
         for one in record["plan"]["models"]
     }
 
 
-def _broken(folder: Path) -> list[str]:
+def _broken(folder: Path, planned: dict[str, Any]) -> list[str]:
     if not folder.is_dir():
         return [f"{folder} is not there"]
-    broken = []
-    if not isinstance(read_json(folder / "config.json"), dict):
-        broken.append(f"{folder}/config.json is not JSON or not there")
-    if not any(
+    is_adapter = planned.get("kind") == "adapter"
+    config = "adapter_config.json" if is_adapter else "config.json"
+    broken = [] if isinstance(read_json(folder / config), dict) else [f"{folder}/{config} is not JSON or not there"]
+    if not is_adapter and not any(
         (folder / name).is_file()
         for name in ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "tiktoken.model")
     ):
         broken.append(f"{folder} has no tokenizer")
     index = read_json(folder / "model.safetensors.index.json")
     names = set(index["weight_map"].values()) if index else {path.name for path in folder.glob("*.safetensors")}
-    if not names:
+    if not names and not (planned.get("allow_pickle") and [*folder.glob("*.bin"), *folder.glob("*.pt*")]):
         broken.append(f"{folder} has no safetensors weights")
     return broken + [problem for name in sorted(names) if (problem := _shard_problem(folder / name))]
 

@@ -2,6 +2,7 @@
 
 from gpuready.serving.models.bring import Hubs, bring, facts
 from gpuready.serving.models.files import (
+    ADAPTER,
     ENGINE_USER,
     INDEX,
     STORE,
@@ -15,6 +16,7 @@ from gpuready.serving.models.shards import BadModel, read_shard
 from gpuready.serving.models.store import MANIFEST, verify
 
 __all__ = [
+    "ADAPTER",
     "ENGINE_USER",
     "INDEX",
     "MANIFEST",
