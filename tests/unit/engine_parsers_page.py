@@ -100,7 +100,7 @@ def _unnoticed(found: Sequence[Mapping[str, Any]]) -> list[str]:
         for mistake in engine_mistakes.of_release(one["engine"], one["version"]):
             said = one["mistakes"].get(engine_parsers.title(mistake))
             if said == []:
-                _, _, failures = flags.split("", {mistake.flag: mistake.value}, one["engine"], one["version"])
+                failures = flags.split("", {mistake.flag: mistake.value}, one["engine"], one["version"]).failures
                 release = f"{NAMES[one['engine']]} {one['version']}"
                 written = f"`{mistake.flag}: {json.dumps(mistake.value)}`"
                 rows.append([release, written, "yes" if failures else "**no**"])

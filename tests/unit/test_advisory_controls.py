@@ -148,7 +148,7 @@ def test_what_is_not_json_reaches_no_engine(door: Door, text: str) -> None:
 
 @pytest.mark.parametrize("name", ["api-key", "hf-token"])
 def test_no_engine_is_given_a_key_as_a_flag(name: str) -> None:
-    _, rest, failures = split("w", {name: "s3cret"}, "vllm", "0.19.1")
+    _, rest, failures, _ = split("w", {name: "s3cret"}, "vllm", "0.19.1")
     assert rest == {}
     assert "is a secret" in failures[0].sentence()
     assert "s3cret" not in failures[0].sentence()
@@ -175,10 +175,20 @@ def test_engines_run_with_assertions(tmp_path: Path) -> None:
     assert "PYTHONOPTIMIZE" not in environment(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["nnodes", "headless", "data-parallel-address", "dist-init-addr"])
-def test_no_replica_spans_servers(name: str) -> None:
-    (failure,) = split("w", {name: "10.0.0.2"}, "vllm", "0.19.1")[2]
-    assert failure.sentence() == f"w, flags.{name} is set by gpuready itself; remove it."
+@pytest.mark.parametrize(
+    ("engine", "version", "name"),
+    [
+        ("vllm", "0.19.1", "nnodes"),
+        ("vllm", "0.19.1", "headless"),
+        ("vllm", "0.19.1", "data-parallel-address"),
+        ("sglang", "0.5.10.post1", "dist-init-addr"),
+        ("sglang", "0.5.10.post1", "nccl-init-addr"),
+    ],
+)
+def test_no_replica_spans_servers(engine: str, version: str, name: str) -> None:
+    (failure,) = split("w", {name: "10.0.0.2"}, engine, version).failures
+    said = "is set by gpuready itself; remove it: a replica's processes are all on one server."
+    assert failure.sentence() == f"w, flags.{name} {said}"
 
 
 def test_the_language_model_server_is_what_is_started() -> None:

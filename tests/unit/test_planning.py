@@ -193,14 +193,16 @@ def test_refusals_name_value_and_remedy(change: dict[str, Any], words: str) -> N
     ],
 )
 def test_a_flags_value_that_its_file_cannot_hold_is_refused(value: Any, shown: str, why: str) -> None:
-    (sentence,) = refusal(spec(deployment(flags={"x": value})))
+    (sentence,) = refusal(spec(deployment(flags={"hf-overrides": value})))
     allowed = "allowed are texts, finite numbers, true, false, null, and lists and mappings of these"
-    assert sentence == f"host h1, deployment chat, flags.x = {shown} is refused: {why}, {allowed}; correct it."
+    assert (
+        sentence == f"host h1, deployment chat, flags.hf-overrides = {shown} is refused: {why}, {allowed}; correct it."
+    )
 
 
 def test_a_flags_value_that_its_file_can_hold_is_kept() -> None:
     value = {"a": [None, True, 1.5, {"b": "x"}], "c": -1}
-    assert split("here", {"x": value}, "vllm", "0.19.1") == ({}, {"x": value}, [])
+    assert split("here", {"hf-overrides": value}, "vllm", "0.19.1") == ({}, {"hf-overrides": value}, [], [])
 
 
 def test_flag_that_does_not_fit_is_refused_with_the_limit() -> None:

@@ -63,8 +63,8 @@ def test_numbers_from_the_command_line_are_numbers() -> None:
     [
         ({"gpuready_deployment": []}, "gpuready_deployment: no such variable; did you mean gpuready_deployments?"),
         ({"gateway_prot": 1}, "gateway_prot: no such variable; did you mean gateway_port?"),
-        ({"gpuready_stack": "cu182"}, "no such stack in the catalog; did you mean cu128?"),
-        ({"gpuready_stack": "zzz"}, "no such stack in the catalog; known are cpu, cu128"),
+        ({"gpuready_stack": "cu182"}, "no such stack in the catalog; did you mean cu129?"),
+        ({"gpuready_stack": "zzz"}, "no such stack in the catalog; known are cpu, cu124-volta, cu128, cu129, cu130"),
         ({"gpuready_gpu_model": "h100-80gb-smx"}, "did you mean h100-80gb-sxm?"),
         ({"gpuready_gpu_count": 0}, "gpuready_gpu_count = 0 is refused: allowed are numbers from 1"),
         ({"gpuready_expect": {"ram": 3}}, "gpuready_expect.ram: no such key"),

@@ -53,7 +53,7 @@ def _value(key: str, text: str) -> int | float | str:
     if float in kinds:
         return number(0.01, 1.0)(text)
     if int in kinds:
-        known = flags.SETTINGS.get(flags.FLAG_OF.get(key, ""))
+        known = flags.SETTINGS.get(key)
         return whole(1, known.most if known else MOST_TOKENS)(text)
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,40}", text):
         raise ValueError("allowed are letters, digits and _ . -")

@@ -33,7 +33,7 @@ def wish_of(
     where: str, declared: Mapping[str, Any], model: ModelFacts, version: str, drafting: ModelFacts | None
 ) -> tuple[Wish, list[Failure]]:
     """Return what a deployment asks for, and what of it contradicts itself; `drafting` is its draft model's facts."""
-    settings, rest, failures = split(where, declared["flags"], declared["engine"], version)
+    settings, rest, failures, _ = split(where, declared["flags"], declared["engine"], version)
     load = declared["workload"]
     if any(name in rest for name in _LONGER):
         model = replace(model, context_tokens=max(model.context_tokens, int(settings.get("max_model_len", 0))))
@@ -120,8 +120,9 @@ def plan_deployment(
         run, shrunk = _on_stand_in(option, stack["engine_memory"])
         sentences.append(_stand_in_told(run, option))
         stand_in = {"kv_bytes": run.kv_bytes or 0, "bytes_per_token": option.wish.model.kv_bytes_per_token()}
-    _, rest, _ = split(where, declared["flags"], option.wish.engine, engine["version"])
-    _, failures = feature_flags(where, declared, engine["version"], rest)
+    asked = split(where, declared["flags"], option.wish.engine, engine["version"])
+    sentences += asked.notes
+    _, failures = feature_flags(where, declared, engine["version"], asked.rest)
     served = options.Served(
         declared=declared,
         option=option,
@@ -140,7 +141,7 @@ def plan_deployment(
         "engine_version": engine["version"],
         "task": option.wish.task,
         "settings": _settings(run),
-        "options": options.options_of(served, rest),
+        "options": options.options_of(served, asked.rest),
         "environment": options.environment_of(served),
         "cuda_home": stack["host"]["cuda"]["home"],
         "start_seconds": start_seconds(option.wish.model),
