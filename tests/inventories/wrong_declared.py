@@ -233,15 +233,15 @@ def contradictions(dice: random.Random) -> Iterator[Case]:
     yield Case("a GPU that is not there", "gpus = {'shared': 9}", ("there is no GPU 9", "0 to 7"), beyond)
     draft = as_yaml(changed((*ONE, "draft"), {"tokens": 3}))
     yield Case("a draft without layers for it", "deployment chat, draft", ("brings no layers that draft",), draft)
-    said: dict[str, tuple[Any, str]] = {
-        "draft": ({"tokens": 3, "model": "org/small", "model_path": "/data/small"}, "speculative-config"),
-        "lora": ({"slots": 2}, "max-loras"),
-        "task": ("embed", "convert"),
-        "kv_offload_gib": (8, "kv-offloading-size"),
+    said: dict[str, tuple[Any, str, Any]] = {
+        "draft": ({"tokens": 3, "model": "org/small", "model_path": "/data/small"}, "speculative-config", {}),
+        "lora": ({"slots": 2}, "max-loras", 2),
+        "task": ("embed", "convert", "embed"),
+        "kv_offload_gib": (8, "kv-offloading-size", 8),
     }
-    for name, (value, flag) in said.items():
+    for name, (value, flag, its) in said.items():
         accepting = {**DECLARED, "gpuready_accept_advisories": ["CVE-2026-54234"]}
-        text = as_yaml(changed((*ONE, "flags"), {flag: "x"}, changed((*ONE, name), value, accepting)))
+        text = as_yaml(changed((*ONE, "flags"), {flag: its}, changed((*ONE, name), value, accepting)))
         says = (f"flags.{flag} and {name} say the same", "keep one of them")
         yield Case("a flag that a field says already", "deployment chat", says, text)
     yield Case(
