@@ -214,7 +214,7 @@ def test_a_release_that_gives_no_token_is_taken_back(finished: Machine, play: Ca
     before = say(finished, "cat /var/lib/gpuready/plan.json")
     played = play(finished, "playbooks/serving.yml", declared(deployment("chat", flags=BROKEN)))
     assert played.rc == 2
-    assert "chat.0 did not give a token on release 2; it is now back on release 1, serving" in played.stdout
+    assert "chat.0 did not serve release 2: it gave no token; it is now back on release 1, serving" in played.stdout
     assert chat(finished)["usage"]["completion_tokens"] == 8
     assert say(finished, "cat /var/lib/gpuready/plan.json") == before
     assert play(finished, "playbooks/serving.yml").recap["h100-sg-01"]["changed"] == 0

@@ -28,6 +28,7 @@ class Server:
         self.starting: set[str] = set()
         self.journal = ""
         """What the last start of any unit wrote."""
+        self.settle_seconds = 0.0
         self._pid = 1_000_000_000
 
     def probe(self) -> nvml.NvmlReport:

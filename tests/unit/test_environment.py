@@ -16,7 +16,7 @@ from gpuready.cli.environment import own_environment
 from gpuready.cli.verb import Call, Verb
 from gpuready.operations import gateway
 from gpuready.outcome import Change, Failure, Refusal, Result, mask
-from gpuready.serving import readiness
+from gpuready.serving import probes, readiness
 from gpuready.spec import check_declaration
 
 GERMAN = {"LANGUAGE": "en_GB:de", "LANG": "de_DE.UTF-8", "LC_NUMERIC": "de_DE", "PATH": "/bin"}
@@ -103,7 +103,7 @@ def test_health_checks_ask_the_engine_itself(name: str, engine: int, monkeypatch
     for other in ("no_proxy", "NO_PROXY", "REQUEST_METHOD"):
         monkeypatch.delenv(other, raising=False)
     monkeypatch.setenv(name, "http://127.0.0.1:9")
-    assert readiness.one_token(readiness.Asked(engine, "m")) == "x"
+    assert readiness.one_token(probes.Asked(engine, "m")) == "x"
     with gateway._DIRECT.open(f"http://127.0.0.1:{engine}/v1/models", timeout=5) as answer:
         assert json.load(answer)["data"] == [{"id": "m"}]
 

@@ -111,8 +111,8 @@ def servers(text: str) -> list[str]:
 
 
 def test_every_replica_has_a_line_and_several_one_that_holds() -> None:
-    assert servers(render(8080, 18100)["haproxy.cfg"]) == ["chat.0"]
-    assert servers(render(8080, 18100, 18101)["haproxy.cfg"]) == ["chat.0", "chat.1", "chat.hold"]
+    assert servers(render(8080, 18100)["haproxy.cfg"]) == ["chat.0", "hold"]
+    assert servers(render(8080, 18100, 18101)["haproxy.cfg"]) == ["chat.0", "chat.1", "hold"]
 
 
 @needs_haproxy

@@ -12,7 +12,9 @@ import pytest
 from tests.unit.standin_systemd import Server
 
 from gpuready.hardware import nvml
-from gpuready.operations import devices, engine_unit, readback, release, replica
+from gpuready.operations import beforehand, devices, engine_unit, readback, release, replica
+from gpuready.operations.drain import Drain
+from gpuready.operations.trial import Settings
 from gpuready.serving import figures, readiness, units
 from gpuready.serving.files import read_json, write_text
 from gpuready.serving.layout import Layout
@@ -63,6 +65,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
     monkeypatch.setattr(os, "fsync", lambda _: None)
     monkeypatch.setattr(devices, "load_uvm", lambda: None)
     monkeypatch.setattr(devices, "demand_files", lambda *_: None)
+    monkeypatch.setattr(beforehand, "refusals", lambda layout, target: [])
     monkeypatch.setattr(readiness, "wait_for_token", lambda *_: 1.0)
     monkeypatch.setattr(readiness, "process_tree", lambda pid: [pid])
     return made
@@ -70,7 +73,10 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
 
 def apply(server: Server, planned: dict[str, Any], *, check: bool = False) -> Any:
     files = {"chat": {"serve.yaml": "x"}}
-    return release.Applier(server.layout, check).apply({"deployments": [planned]}, files, "[Service]\n")
+    gateway = Drain(5, server.layout.root / "run/gpuready-gateway")
+    return release.Applier(server.layout, check, Settings(settle_seconds=0), gateway).apply(
+        {"deployments": [planned]}, files, "[Service]\n"
+    )
 
 
 def test_a_run_shows_the_engine_beside_the_plan_and_the_next_changes_nothing(

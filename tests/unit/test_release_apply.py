@@ -13,9 +13,11 @@ import pytest
 from tests.unit.standin_systemd import Server, name_of
 
 from gpuready.hardware import nvml
-from gpuready.operations import devices, engine_unit, memory, release, start
+from gpuready.operations import beforehand, devices, engine_unit, memory, release, start, trial
+from gpuready.operations.drain import Drain
+from gpuready.operations.trial import Settings
 from gpuready.outcome import Failed, MachineCannot
-from gpuready.serving import readiness, releases, units
+from gpuready.serving import last_words, readiness, releases, units
 from gpuready.serving.files import read_json, write_text
 from gpuready.serving.layout import Layout
 from gpuready.serving.releases import Store
@@ -32,7 +34,9 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
     made = Server(Layout(tmp_path, engine_group="no-such-group"))
     monkeypatch.setattr(units, "systemctl", made.systemctl)
     monkeypatch.setattr(units, "properties", made.properties)
-    monkeypatch.setattr(units, "last_words", lambda unit: "the engine's own words")
+    monkeypatch.setattr(last_words, "of_unit", lambda unit, since: last_words.of_lines(["the engine's own words"]))
+    monkeypatch.setattr(beforehand, "refusals", lambda layout, target: [])
+    monkeypatch.setattr(trial, "PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(memory, "starts", lambda unit: iter([made.journal]))
     monkeypatch.setattr(memory, "kernel_log", lambda unit: "")
     monkeypatch.setattr(engine_unit, "place_unit", made.place_unit)
@@ -59,7 +63,11 @@ def deployment(name: str, gpus: list[int], port: int, **flags: Any) -> dict[str,
 
 def apply(server: Server, *deployments: dict[str, Any], check: bool = False, unit: str = UNIT_TEXT) -> Any:
     files = {one["name"]: {"serve.yaml": json.dumps(one["flags"])} for one in deployments}
-    return release.Applier(server.layout, check).apply({"deployments": list(deployments)}, files, unit)
+    settings = Settings(settle_seconds=server.settle_seconds)
+    gateway = Drain(5, server.layout.root / "run/gpuready-gateway")
+    return release.Applier(server.layout, check, settings, gateway).apply(
+        {"deployments": list(deployments)}, files, unit
+    )
 
 
 def replicated(
@@ -121,7 +129,8 @@ def test_a_release_without_a_token_is_taken_back(server: Server) -> None:
     apply(server, CHAT)
     with pytest.raises(
         Failed,
-        match=r"on release 2; it is now back on release 1, serving: its limit was 1234 s and .* the engine's own",
+        match=r"serve release 2: it gave no token; it is now back on release 1, serving: .* the engine's own words; "
+        r"its limit was 1234 s",
     ):
         apply(server, deployment("chat", [0], 18100, broken=1))
     assert server.serving() == {"chat.0": (1, "0")}
@@ -141,7 +150,9 @@ def test_a_proved_release_that_fails_today_stays_in_the_record(server: Server) -
     apply(server, CHAT)
     server.gpus.clear()
     server.systemctl("stop", units.unit_of("chat.0"))
-    with pytest.raises(Failed, match="is now not serving; release 1 gave a token before, so systemd keeps trying it"):
+    with pytest.raises(
+        Failed, match="it is now not serving; release 1 gave a token before, so systemd keeps trying it"
+    ):
         apply(server, CHAT)
     server.gpus = [f"GPU-{index}" for index in range(8)]
     server.reboot()
@@ -156,7 +167,7 @@ def test_the_way_back_is_found_when_the_link_was_left_on_an_unproved_release(ser
     with pytest.raises(Failed):
         apply(server, broken)
     store.point(0, 2)
-    with pytest.raises(Failed, match="on release 2; it is now back on release 1, serving"):
+    with pytest.raises(Failed, match="serve release 2: it gave no token; it is now back on release 1, serving"):
         apply(server, broken)
     assert (store.current(0), server.serving()) == (1, {"chat.0": (1, "0")})
 
@@ -221,7 +232,7 @@ def test_while_one_replica_fails_the_other_serves_on(server: Server) -> None:
     apply(server, replicated("chat", *TWO))
     server.calls.clear()
     with pytest.raises(
-        Failed, match=r"chat\.0 did not give a token on release 2; it is now back on release 1, serving"
+        Failed, match=r"chat\.0 did not serve release 2: it gave no token; it is now back on release 1, serving"
     ):
         apply(server, replicated("chat", *TWO, broken=1))
     assert not [call for call in server.calls if "chat.1" in call]
@@ -365,14 +376,14 @@ def test_who_made_room_in_vain_serves_again(server: Server) -> None:
     apply(server, CHAT, CODE)
     with pytest.raises(Failed) as failed:
         apply(server, deployment("chat", [1], 18101, broken=1), deployment("code", [0], 18100))
-    assert "chat.0 did not give a token on release 2; it is now back on release 1, serving" in str(failed.value)
+    assert "chat.0 did not serve release 2: it gave no token; it is now back on release 1, serving" in str(failed.value)
     assert "code.0, stopped to make room, serves release 1 again." in str(failed.value)
     assert server.serving() == {"chat.0": (1, "0"), "code.0": (1, "1")}
 
 
 def test_who_fails_after_its_place_was_taken_does_not_come_back_on_it(server: Server) -> None:
     apply(server, CHAT, CODE)
-    with pytest.raises(Failed, match=r"code\.0 did not give a token on release 2; it is now stopped"):
+    with pytest.raises(Failed, match=r"code\.0 did not serve release 2: it gave no token; it is now stopped"):
         apply(server, deployment("chat", [1], 18101), deployment("code", [0], 18100, broken=1))
     assert server.serving() == {"chat.0": (2, "1")}
     server.reboot()

@@ -96,7 +96,7 @@ def test_where_the_new_division_fails_the_old_one_comes_back(server: Server) -> 
     wanted = [*THREE[:2], sharing("chat", 18100, gib=41.0, broken=1)]
     with pytest.raises(Failed) as failed:
         apply(server, *wanted)
-    assert "chat.0 did not give a token on release 2; it is now back on release 1, serving" in str(failed.value)
+    assert "chat.0 did not serve release 2: it gave no token; it is now back on release 1, serving" in str(failed.value)
     assert "code.0, stopped to make room, serves release 1 again" in str(failed.value)
     assert {name: number for name, (number, _) in server.serving().items()} == dict.fromkeys(
         ("chat.0", "code.0", "guard.0"), 1

@@ -19,7 +19,8 @@ from gpuready.operations.machine import Done, Machine
 from gpuready.outcome import Failed, Refusal
 from gpuready.serving import units
 from gpuready.serving.files import link
-from gpuready.serving.readiness import Asked, NotReady
+from gpuready.serving.probes import Asked
+from gpuready.serving.readiness import NotReady
 
 UNIT = "gpuready-gateway.service"
 
@@ -336,8 +337,8 @@ def test_masters_answer_is_read() -> None:
         "# workers\n357             worker          1               0d00h00m05s     3.0.11\n"
         "# old workers\n319             worker          3               0d00h10m11s     3.0.11\n# programs\n\n"
     )
-    assert service.workers_from(said) == service.Workers(2, frozenset({357}))
-    assert service.workers_from(said.replace("2 [failed: 1]", "2")) == service.Workers(2, frozenset({357}))
+    assert service.workers_from(said) == service.Workers(2, frozenset({357}), frozenset({319}))
+    assert service.workers_from(said.replace("2 [failed: 1]", "2")) == service.workers_from(said)
     assert service.workers_from("") is None
 
 

@@ -22,7 +22,8 @@ from tests.machines.tensorrt_llm_standin import wheel
 from tests.unit.standin import CHECKOUT
 
 from gpuready.serving import figures, locks
-from gpuready.serving.readiness import Asked, one_token
+from gpuready.serving.probes import Asked
+from gpuready.serving.readiness import one_token
 
 PORT = 18790
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -18,7 +18,8 @@ from gpuready.operations.service import Service, bring
 from gpuready.outcome import Failed, Failure, Result
 from gpuready.serving import units
 from gpuready.serving.files import as_json, read_json, write_text
-from gpuready.serving.readiness import Asked, NotReady, one_token
+from gpuready.serving.probes import Asked
+from gpuready.serving.readiness import NotReady, one_token
 
 UNIT = "gpuready-gateway.service"
 RUNTIME = Path("/run/gpuready-gateway")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gpuready.hardware import nvml
@@ -13,6 +14,8 @@ from gpuready.serving.files import read_json
 from gpuready.serving.layout import Layout, split_replica
 from gpuready.serving.releases import Store
 
+SLACK_GIB = 0.5
+"""What a replica may hold above its part: the driver counts whole pages, and contexts differ by its version."""
 BEFORE = "it was started before its figures were read; restart it to have them"
 
 
@@ -76,3 +79,51 @@ def sentences(layout: Layout, deployments: Iterable[Mapping[str, Any]]) -> list[
             if found is not None:
                 said.append(found.sentence(one["name"] if len(one["replicas"]) == 1 else replica))
     return said
+
+
+@dataclass(frozen=True)
+class TooMuch:
+    """A replica that holds more of a GPU than was planned."""
+
+    sentence: str
+    takes_from_others: bool
+    """It is more than its part of a GPU that others share."""
+
+
+def beyond(part: Mapping[str, Any], plan: Mapping[str, Any], ready: Mapping[str, Any]) -> TooMuch | None:
+    """Compare what NVML says that a replica's processes hold with its part of the plan; None where it is no more.
+
+    `part` is the replica's part of the plan, `plan` its deployment's, `ready` what was written after its token. What
+    the driver does not say is not judged, nor is a stand-in on the CPU, which holds nothing of a card.
+    """
+    held = [one["own_bytes"] / GIB for one in ready.get("gpus") or () if one.get("own_bytes") is not None]
+    if not held or plan.get("stand_in"):
+        return None
+    most = max(held)
+    shared = part.get("shared_gib")
+    if shared and most > shared + SLACK_GIB:
+        what = (
+            f"holds {most:.1f} GiB of its GPU and its part of it is {shared:.1f} GiB, so others have less than theirs"
+        )
+        return TooMuch(what, takes_from_others=True)
+    high = _most_planned(plan.get("memory"))
+    if high is None or most <= high + SLACK_GIB:
+        return None
+    what = f"holds {most:.1f} GiB of a GPU and was planned to hold at most {high:.1f} GiB"
+    return TooMuch(what, takes_from_others=False)
+
+
+def _most_planned(memory: Any) -> float | None:
+    """Return the GiB that a plan's estimate comes to by the worst of its bands; None where it has none."""
+    if not isinstance(memory, Mapping):
+        return None
+    names = ["outside", "weights", "activation", "non_torch", "kv"]
+    if memory.get("graphs_counted"):
+        names.append("graphs")
+    total = 0.0
+    for name in names:
+        part = memory.get(name)
+        if not isinstance(part, Mapping) or part.get("high") is None:
+            return None
+        total += part["high"]
+    return total

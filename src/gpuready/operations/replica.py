@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from gpuready.operations import crashes, devices, memory, readback, surroundings
 from gpuready.operations.start import UUIDS, Start, read_devices, running
 from gpuready.outcome import Failed, Failure, MachineCannot, Result
-from gpuready.serving import launch, readiness, units
+from gpuready.serving import launch, probes, readiness, releases, units
 from gpuready.serving.files import as_json, read_json, write_text
 from gpuready.serving.layout import Layout, split_replica
 
@@ -44,9 +43,10 @@ def _demand_access(replica: str, start: Start) -> None:
         raise MachineCannot(Failure("replica.no_access", what, "", fix))
 
 
-def start_seconds(plan: Mapping[str, Any]) -> float:
-    """Return how long the engine may take to its first token; the planner knows it from the weights' bytes."""
-    return float(plan.get("start_seconds") or DEFAULT_START_SECONDS)
+def start_seconds(start: Start) -> float:
+    """Return how long the engine may take to its first token: as found before its trial, else as planned."""
+    found = releases.start_seconds(start.store, start.index, start.number)
+    return found or float(start.plan.get("start_seconds") or DEFAULT_START_SECONDS)
 
 
 def wait_ready(layout: Layout, replica: str, main_pid: int | None) -> Result:
@@ -54,10 +54,9 @@ def wait_ready(layout: Layout, replica: str, main_pid: int | None) -> Result:
     if known := crashes.given_up(layout, replica):
         raise Failed(crashes.failure(replica, known))
     start = running(layout, replica)
-    port, model = start.part["port"], start.plan["model"]
+    port, model, limit = start.part["port"], start.plan["model"], start_seconds(start)
     try:
-        asked = readiness.Asked(port, model, start.plan.get("task", "generate"))
-        seconds = readiness.wait_for_token(asked, main_pid, start_seconds(start.plan))
+        seconds = readiness.wait_for_token(probes.asked_of(start.plan, start.part), main_pid, limit)
     except readiness.NotReady as error:
         what = f"{replica} is not ready on release {start.number}"
         raise Failed(Failure("replica.not_ready", what, str(error), "see its journal")) from error
@@ -67,6 +66,7 @@ def wait_ready(layout: Layout, replica: str, main_pid: int | None) -> Result:
     uuids = [uuid for uuid in read_devices(layout, replica).get(UUIDS, "").split(",") if uuid]
     proof = {
         **readiness.baseline(pid, port, model, seconds, "" if unread else units.digest(layout.engine_unit)),
+        "start_seconds": limit,
         "release": start.number,
         "release_digest": start.store.digest(start.number),
         "gpu_uuids": uuids,

@@ -247,12 +247,14 @@ class Workers:
     """How often the master was told to reload."""
     current: frozenset[int]
     """The workers that take new connections."""
+    old: frozenset[int] = frozenset()
+    """Those that a reload left with the streams that they had."""
 
 
 def workers_from(text: str) -> Workers | None:
     """Read the answer to `show proc` of HAProxy's master."""
     reloads: int | None = None
-    current: set[int] = set()
+    by_section: dict[str, set[int]] = {"workers": set(), "old workers": set()}
     section = ""
     for line in text.splitlines():
         fields = line.split()
@@ -261,9 +263,9 @@ def workers_from(text: str) -> Workers | None:
         elif len(fields) >= 3 and fields[0].isdigit() and fields[2].isdigit():
             if fields[1] == "master":
                 reloads = int(fields[2])
-            elif fields[1] == "worker" and section == "workers":
-                current.add(int(fields[0]))
-    return None if reloads is None else Workers(reloads, frozenset(current))
+            elif fields[1] == "worker" and section in by_section:
+                by_section[section].add(int(fields[0]))
+    return None if reloads is None else Workers(reloads, *map(frozenset, by_section.values()))
 
 
 def workers(runtime: Path) -> Workers | None:

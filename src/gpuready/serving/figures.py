@@ -184,3 +184,28 @@ def _graphs(value: Any) -> float | None:
 def _least(values: Iterator[Any]) -> Any:
     """Return the least of what is known."""
     return min((value for value in values if value is not None), default=None)
+
+
+_IN_FLIGHT: Mapping[str, tuple[str, ...]] = {
+    "vllm": ("vllm:num_requests_running", "vllm:num_requests_waiting"),
+    "sglang": ("sglang:num_running_reqs", "sglang:num_queue_reqs"),
+}
+"""Gauges that say how many requests an engine has; TensorRT-LLM 1.0.0 has none that can be read twice."""
+
+
+def running(engine: str, port: int, address: str = "127.0.0.1") -> int | None:
+    """Return how many requests an engine works on or has waiting; None where it does not say."""
+    try:
+        text = _text_of(f"http://{address}:{port}/metrics") if engine in _IN_FLIGHT else ""
+    except (OSError, HTTPException, ValueError):
+        return None
+    values = [_gauge(line) for name in _IN_FLIGHT.get(engine, ()) for line in _samples(text, name)]
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _gauge(line: str) -> int | None:
+    try:
+        return int(float(line.rpartition(" ")[2]))
+    except (ValueError, OverflowError):
+        return None

@@ -7,12 +7,18 @@ import os
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+from gpuready.serving import probes
+from gpuready.serving.probes import Asked, Probe
+
 PAUSE_SECONDS = 0.5
 REQUEST_SECONDS = 60
+WRONG_ANSWERS = 3
+"""So often in a row, and it is no chance."""
+_NO_JSON = "not JSON compliant"
 # An engine is on this server: a proxy that the environment names must not stand between.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -21,14 +27,8 @@ class NotReady(Exception):
     """The engine did not give a token; the message says what was seen last."""
 
 
-@dataclass(frozen=True)
-class Asked:
-    """Whom to ask, and for what."""
-
-    port: int
-    model: str
-    task: str = "generate"
-    address: str = "127.0.0.1"
+class Rubbish(NotReady):
+    """The engine answers, and what it says is no answer of the model; waiting does not help."""
 
 
 def one_token(asked: Asked) -> str:
@@ -37,42 +37,59 @@ def one_token(asked: Asked) -> str:
     Raises:
         NotReady: when there is no answer, or an answer without what was asked for.
     """
-    path, question = _QUESTIONS[asked.task]
-    body = json.dumps({"model": asked.model, **question}).encode()
-    request = urllib.request.Request(
-        f"http://{asked.address}:{asked.port}{path}", body, {"Content-Type": "application/json"}
-    )
-    try:
-        with _DIRECT.open(request, timeout=REQUEST_SECONDS) as answer:
-            reply = json.load(answer)
-    except urllib.error.HTTPError as error:
-        raise NotReady(f"HTTP {error.code}: {error.read(300).decode(errors='replace')}") from error
-    except (OSError, ValueError) as error:
-        raise NotReady(str(getattr(error, "reason", error))) from error
-    if not _has_answer(asked.task, reply):
-        raise NotReady(f"an answer without {_WANTED[asked.task]}: {json.dumps(reply)[:300]}")
+    reply = _put(asked, probes.one_token(asked.task))
     return str(reply["choices"][0].get("text", "")) if asked.task == "generate" else ""
 
 
-_QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    "generate": ("/v1/completions", {"prompt": "Ready?", "max_tokens": 1, "temperature": 0}),
-    "embed": ("/v1/embeddings", {"input": "Ready?"}),
-    "rerank": ("/v1/rerank", {"query": "Ready?", "documents": ["It is ready."]}),
-    "classify": ("/classify", {"input": "Ready?"}),
-}
-_WANTED = {"generate": "a token", "embed": "an embedding", "rerank": "a score", "classify": "probabilities"}
+def prove(asked: Asked) -> None:
+    """Have an engine prove that it serves the model that it should, with answers that make sense.
+
+    Raises:
+        NotReady: when it does not answer yet.
+        Rubbish: when it does, and wrongly.
+    """
+    if wrong := probes.names_another(asked, _get(asked, "/v1/models")):
+        raise Rubbish(f"port {asked.port} serves {wrong}")
+    for probe in probes.of(asked):
+        reply = _put(asked, probe)
+        if isinstance(reply, dict) and reply.get("model", asked.model) != asked.model:
+            raise Rubbish(f"an answer of the model {reply['model']} instead of {asked.model}")
 
 
-def _has_answer(task: str, reply: Any) -> bool:
+def _put(asked: Asked, probe: Probe) -> Any:
     try:
-        if task == "generate":
-            return bool(reply["choices"]) and reply["usage"]["completion_tokens"] >= 1
-        if task == "rerank":
-            return isinstance(reply["results"][0]["relevance_score"], int | float)
-        numbers = reply["data"][0]["embedding" if task == "embed" else "probs"]
-        return bool(numbers) and all(isinstance(one, int | float) for one in numbers)
-    except (KeyError, IndexError, TypeError):
-        return False
+        reply = _get(asked, probe.path, {"model": asked.model, **probe.body})
+    except NotReady as error:
+        if "logprobs" not in probe.body or not _is_refusal(error):
+            raise
+        # Some settings leave no logprobs (max-logprobs 0, some ways to draft).
+        body = {name: value for name, value in probe.body.items() if name != "logprobs"}
+        reply = _get(asked, probe.path, {"model": asked.model, **body})
+    if lacks := probe.lacks(reply):
+        raise Rubbish(f"an answer without {lacks}: {json.dumps(reply)[:300]}")
+    return reply
+
+
+def _is_refusal(error: NotReady) -> bool:
+    return isinstance(error.__cause__, urllib.error.HTTPError) and error.__cause__.code in (400, 422)
+
+
+def _get(asked: Asked, path: str, body: dict[str, Any] | None = None) -> Any:
+    """Return the JSON of an answer; with a body it is a POST."""
+    data = None if body is None else json.dumps(body).encode()
+    url = f"http://{asked.address}:{asked.port}{path}"
+    try:
+        request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+        with _DIRECT.open(request, timeout=REQUEST_SECONDS) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        said = error.read(300).decode(errors="replace")
+        if _NO_JSON in said:
+            # Logits that are no numbers make logprobs that JSON cannot hold, and the engine's server fails on them.
+            raise Rubbish(f"HTTP {error.code}, its numbers are not finite: {said}") from error
+        raise NotReady(f"HTTP {error.code}: {said}") from error
+    except (OSError, ValueError, HTTPException) as error:
+        raise NotReady(str(getattr(error, "reason", error))) from error
 
 
 def wait_for_token(asked: Asked, main_pid: int | None, budget_seconds: float) -> float:
@@ -82,7 +99,7 @@ def wait_for_token(asked: Asked, main_pid: int | None, budget_seconds: float) ->
         NotReady: when the engine's process ends or the budget is used up.
     """
     start = time.monotonic()
-    seen = "nothing yet"
+    seen, wrong = "nothing yet", 0
     while True:
         spent = time.monotonic() - start
         if main_pid is not None and not _alive(main_pid):
@@ -90,9 +107,12 @@ def wait_for_token(asked: Asked, main_pid: int | None, budget_seconds: float) ->
         if spent > budget_seconds:
             raise NotReady(f"no token within {budget_seconds:.0f} s; last seen: {seen}")
         try:
-            one_token(asked)
+            prove(asked)
         except NotReady as error:
             seen = str(error)
+            wrong = wrong + 1 if isinstance(error, Rubbish) else 0
+            if wrong == WRONG_ANSWERS:
+                raise NotReady(f"it answers wrongly, {WRONG_ANSWERS} times: {seen}") from error
             time.sleep(PAUSE_SECONDS)
         else:
             return time.monotonic() - start

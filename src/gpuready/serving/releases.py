@@ -140,12 +140,14 @@ class Store:
             shutil.rmtree(half)
 
 
-def begin_trial(layout: Layout, replica: str, number: int) -> None:
-    """Have the next start of a replica try a release, as long as this process lives."""
+def begin_trial(layout: Layout, replica: str, number: int, start_seconds: float | None = None) -> None:
+    """Have the next start of a replica try a release, as long as this process lives; it may take that long."""
     path = layout.trial(replica)
     make_folder(path.parent)
     pid = os.getpid()
-    write_text(path, as_json({"release": number, "pid": pid, "pid_start": process_start(pid)}))
+    write_text(
+        path, as_json({"release": number, "start_seconds": start_seconds, "pid": pid, "pid_start": process_start(pid)})
+    )
 
 
 def end_trial(layout: Layout, replica: str) -> None:
@@ -161,6 +163,14 @@ def trial_release(layout: Layout, replica: str, *, only_live: bool) -> int | Non
     if only_live and process_start(int(trial["pid"])) != trial["pid_start"]:
         return None
     return int(trial["release"])
+
+
+def start_seconds(store: Store, index: int, number: int) -> float | None:
+    """Return how long a start on a release may take, as it was found for its trial; None where it was not."""
+    trial = read_json(store.layout.trial(f"{store.deployment}.{index}")) or {}
+    known = trial if trial.get("release") == number else store.proof(number, index) or {}
+    found = known.get("start_seconds")
+    return float(found) if isinstance(found, (int, float)) else None
 
 
 def replicas_on_disk(layout: Layout) -> set[str]:

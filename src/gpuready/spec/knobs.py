@@ -161,6 +161,8 @@ RULES: dict[str, Rule] = {
     "models_token_file": _matching(r"|[^\x00-\x1f]{1,500}", "a file of the controller, or an empty text"),
     "models_token": _matching(r"|[!-~]{1,500}", "one word of ASCII letters, digits and signs"),
     "models_token_hub": Rule("huggingface, modelscope", lambda value: value in ("huggingface", "modelscope")),
+    "serving_drain_seconds": _between(0, 3600),
+    "serving_settle_seconds": _between(0, 600),
     "gateway_port": _between(1, FIRST_PORT - 1),
     "gateway_bind": Rule("* or an IPv4 or IPv6 address", _is_address),
     "gateway_request_timeout_seconds": _between(1, DAY),
