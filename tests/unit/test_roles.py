@@ -86,10 +86,11 @@ def test_validate_asks_the_action_that_knows_all_rules(role: str) -> None:
 
 @pytest.mark.parametrize("role", NAMES)
 def test_every_variable_is_read(role: str) -> None:
-    """A public one by the role or the planner, the gateway's there without their prefix; `__role_x` by the role."""
+    """A public one by role, planner or carrier, the gateway's there without their prefix; `__role_x` by the role."""
     read = "\n".join(path.read_text() for path in files_of(role) if path.parent.name not in ("meta", "defaults"))
     plan = "\n".join(path.read_text() for path in [*(ROOT / "templates").rglob("*.j2")])
     plan += "\n".join(path.read_text() for path in (ROOT / "src/gpuready/planning").glob("*.py"))
+    plan += (ROOT / "plugins/action/gpuready.py").read_text()
     for name in role_defaults(ROLES, role):
         short = name.removeprefix(f"{role}_")
         in_plan = re.search(rf"\b{short if role == 'gateway' else name}\b", plan)
