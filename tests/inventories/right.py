@@ -76,6 +76,7 @@ def _wishes(dice: random.Random) -> dict[str, Any]:
         "draft": dice.choice([{"model": "org/small", "model_path": "/data/s", "tokens": "5"}, None]),
         "lora": dice.choice([{"slots": 4}, {"slots": 1, "rank": 64}, None]),
         "kv_offload_gib": dice.choice([0, 16, "0.5"]),
+        "environment": dice.choice([{}, {"NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": 8, "VLLM_LOGGING_LEVEL": "DEBUG"}]),
     }
 
 

@@ -293,6 +293,16 @@ def contradictions(dice: random.Random) -> Iterator[Case]:
     yield wrong("an unknown engine", (*ONE, "engine"), "vlm", "'vlm'", "'vllm', 'sglang' or 'tensorrt_llm'")
     yield wrong("an unknown engine", (*ONE, "engine"), "VLLM", "'VLLM'", "'vllm', 'sglang' or 'tensorrt_llm'")
     yield wrong("an unknown task", (*ONE, "task"), "chat", "'chat'", "'generate', 'embed', 'rerank' or 'classify'")
+    for variable, words in {
+        "VLLM_PORT": "each replica's own",
+        "HF_TOKEN": "it names a secret",
+        "MAX_SEQUENCE_LENGTH": "set flags.max-model-len",
+        "VLLM_LOGING_LEVEL": "did you mean VLLM_LOGGING_LEVEL?",
+    }.items():
+        text = as_yaml(changed((*ONE, "environment"), {variable: "8000"}))
+        yield Case("a variable that is refused", f"environment.{variable}", ("is refused", words), text)
+    lines = as_yaml(changed((*ONE, "environment"), {"MY_OWN": "a\nb"}))
+    yield Case("a variable of two lines", "environment.MY_OWN", ("one line",), lines)
     broken = as_yaml({**DECLARED, "gpuready_accept_advisories": ["CVE-26-1"]})
     says = ("'CVE-26-1'", "ids such as CVE-2026-48746")
     yield Case("an id that is none", "gpuready_accept_advisories[0]", says, broken)
@@ -381,7 +391,7 @@ def flags(_: random.Random) -> Iterator[Case]:
     for name, meant in (("max-num-seq", "max-num-seqs"), ("gpu_memory_utilisation", "gpu-memory-utilization")):
         yield flagged("a misspelled flag", name, 8, "no such flag", f"did you mean {meant}?")
     beyond = "a number of a flag beyond its range"
-    for value in (True, "many", 0, -1, 1.5, 10**30, None):
+    for value in (True, "many", 0, -1, 1.5, 10**30):
         yield flagged(beyond, "max-num-seqs", value, "is refused", "a whole number above 0")
     for spelling in (".nan", ".inf", "1.01", "0"):
         text = with_text((*ONE, "flags"), f"{{gpu-memory-utilization: {spelling}}}")

@@ -80,6 +80,7 @@ def test_refusals_name_the_flag_and_what_is_right(
             {"seed": 1, "disable-log-stats": True, "max-logprobs": "5"},
         ),
         (V, {"hf-overrides": {"a": [None, 1]}}, {"hf-overrides": {"a": [None, 1]}}),
+        (V, {"max-num-seqs": None}, {}),
         (V, {"hf-overrides.rope_theta": 5.0}, {"hf-overrides.rope_theta": 5.0}),
         (V, {"no-enable-log-requests": True}, {"no-enable-log-requests": True}),
         (V, {"cudagraph-capture-sizes": [1, 2, 4]}, {"cudagraph-capture-sizes": [1, 2, 4]}),

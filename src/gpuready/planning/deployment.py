@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from gpuready.outcome import Failure
-from gpuready.planning import explain, options
+from gpuready.planning import explain, options, variables
 from gpuready.planning.features import feature_flags
 from gpuready.planning.flags import settings_of, split
 from gpuready.planning.memory.run import GIB, Draft, Lora, Run
@@ -34,6 +34,7 @@ def wish_of(
 ) -> tuple[Wish, list[Failure]]:
     """Return what a deployment asks for, and what of it contradicts itself; `drafting` is its draft model's facts."""
     settings, rest, failures, _ = split(where, declared["flags"], declared["engine"], version)
+    failures += variables.refused(where, declared.get("environment", {}), declared["engine"], version)
     load = declared["workload"]
     if any(name in rest for name in _LONGER):
         model = replace(model, context_tokens=max(model.context_tokens, int(settings.get("max_model_len", 0))))

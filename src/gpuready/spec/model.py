@@ -74,6 +74,10 @@ def _gpus_kind(value: object) -> str | None:
     return "list" if isinstance(value, list) else "count" if whole(value) is not None else None
 
 
+def _number_as_text(value: object) -> object:
+    return str(value) if isinstance(value, int | float) else value
+
+
 WHOLE = BeforeValidator(_whole)
 DECIMAL = BeforeValidator(_decimal)
 Truth = Annotated[bool, BeforeValidator(_truth)]
@@ -116,6 +120,14 @@ Revision = Annotated[
 FlagName = Annotated[
     str,
     Form(r"-{0,2}[A-Za-z][A-Za-z0-9._-]{0,99}", "are letters, digits, dots and dashes, as the engine spells it"),
+]
+
+
+VariableName = Annotated[str, Form(r"[A-Za-z_][A-Za-z0-9_]{0,99}", "are letters, digits and underscores")]
+VariableValue = Annotated[
+    str,
+    BeforeValidator(lambda value: str(int(value)) if isinstance(value, bool) else _number_as_text(value)),
+    Form(r"[^\x00-\x1f\x7f]{0,1000}", "is a text of one line, a number, true or false"),
 ]
 
 
@@ -304,6 +316,9 @@ class Deployment(_Declared):
     )
     flags: dict[FlagName, Any] = Field(
         default_factory=dict, description="Engine flags in the engine's own spelling; they win over the plan."
+    )
+    environment: dict[VariableName, VariableValue] = Field(
+        default_factory=dict, description="Environment variables of the engine, beside the planned ones; they win."
     )
 
     @model_validator(mode="after")

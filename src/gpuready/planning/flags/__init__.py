@@ -88,6 +88,8 @@ def _taken(
     what = f"{what} = {shown(value)} is refused"
     flag = release.flag(name)
     usual, known = owned.get(release.canonical(name), (name, None))
+    if known is not None and value is None:
+        return None  # as where it does not stand at all
     if known is None or says_nothing(known, value):
         # A part of a mapping is not known here, only the whole.
         said = refusal(flag, value) if flag is not None else ""
@@ -124,7 +126,8 @@ def _refused(what: str, name: str, value: Any, engine: str, release: Table, owne
     if known.line_only and known.name not in owned:
         why = f"{release.title} takes it on its command line alone, not from its file"
         return Failure("plan.flag", f"{what} is refused", why, "remove it")
-    return _unfit(what, value)
+    # A setting that the planner counts with has a range of its own.
+    return None if canonical in owned else _unfit(what, value)
 
 
 def _unfit(what: str, value: Any) -> Failure | None:

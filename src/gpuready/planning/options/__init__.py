@@ -51,6 +51,8 @@ def environment_of(served: Served) -> list[dict[str, Any]]:
     for name, value in served.stack_environment.items():
         if name not in found or found[name].value != value:
             found[name] = Entry(name, value, f"stack {served.stack} sets it")
+    for name, value in served.declared.get("environment", {}).items():
+        found[name] = Entry(name, value, "set under environment")
     return [entry.as_dict() for entry in _sorted(found.values())]
 
 
