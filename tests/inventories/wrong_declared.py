@@ -293,14 +293,14 @@ def contradictions(dice: random.Random) -> Iterator[Case]:
     yield wrong("an unknown engine", (*ONE, "engine"), "vlm", "'vlm'", "'vllm', 'sglang' or 'tensorrt_llm'")
     yield wrong("an unknown engine", (*ONE, "engine"), "VLLM", "'VLLM'", "'vllm', 'sglang' or 'tensorrt_llm'")
     yield wrong("an unknown task", (*ONE, "task"), "chat", "'chat'", "'generate', 'embed', 'rerank' or 'classify'")
-    for variable, words in {
+    for variable, remedy in {
         "VLLM_PORT": "each replica's own",
         "HF_TOKEN": "it names a secret",
         "MAX_SEQUENCE_LENGTH": "set flags.max-model-len",
         "VLLM_LOGING_LEVEL": "did you mean VLLM_LOGGING_LEVEL?",
     }.items():
         text = as_yaml(changed((*ONE, "environment"), {variable: "8000"}))
-        yield Case("a variable that is refused", f"environment.{variable}", ("is refused", words), text)
+        yield Case("a variable that is refused", f"environment.{variable}", ("is refused", remedy), text)
     lines = as_yaml(changed((*ONE, "environment"), {"MY_OWN": "a\nb"}))
     yield Case("a variable of two lines", "environment.MY_OWN", ("one line",), lines)
     broken = as_yaml({**DECLARED, "gpuready_accept_advisories": ["CVE-26-1"]})
