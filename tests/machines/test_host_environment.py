@@ -104,7 +104,7 @@ def test_another_python_is_used_and_a_broken_one_is_a_sentence(fresh: Machine, p
     assert nowhere.rc == 2
     assert "see that /opt/none/python3 (3.10 or newer, ansible_python_interpreter) works on the server" in said(nowhere)
     assert broken.rc == 2
-    assert f"host {HOST}: /usr/bin/python3 does not run on this server: exit code 42; repair the package" in said(
+    assert f"host {HOST}: /usr/bin/python3 does not run on this server: exit code 42; repair it: engines" in said(
         broken
     )
 

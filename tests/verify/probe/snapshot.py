@@ -19,7 +19,7 @@ from tests.verify.probe.reading import STATE, read_json
 
 # Only what is asked about leaves the server: flags and environment may hold what is not for everybody.
 TOLD = ("name", "model", "model_path", "engine", "replicas")
-SCHEMAS = (1, 2)
+SCHEMAS = (1, 2, 3)
 
 TOPICS: tuple[Callable[[dict[str, Any]], Any], ...] = (
     # The slow ones first: they run side by side.
