@@ -12,15 +12,21 @@ import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from sim import tiny_model
 from tests.machines.tensorrt_llm_standin import wheel
+from tests.machines.tensorrt_llm_standin.arguments_standin import wrong
+from tests.unit.planning_options import option
 from tests.unit.standin import CHECKOUT
 
+from gpuready.planning.memory.run import Run
+from gpuready.planning.options import Served, options_of
+from gpuready.rendering.values import nested
 from gpuready.serving import figures, locks
 from gpuready.serving.probes import Asked
 from gpuready.serving.readiness import one_token
@@ -128,6 +134,19 @@ def test_a_key_that_1_0_does_not_have_is_refused(place: Place, options: Any, wor
     code, said = place.said(options)
     assert code == 1
     assert words in said
+
+
+def test_a_rendered_file_is_taken_whole(place: Place) -> None:
+    run = Run("tensorrt_llm", "1.0.0", max_model_len=4096, max_num_seqs=8, memory_fraction=0.9, kv_bytes=2**30, tp=2)
+    run = replace(run, prefix_caching=False, kv_dtype="fp8", graph_max_batch=8, block_size=64)
+    made = option(run=run)
+    place_of_it = {"model_path": "/data/llama", "engine_folder": "/opt/gpuready/engines/x-1-0"}
+    wish = replace(made.wish, engine=run.engine, version=run.version)
+    served = Served({"model": "llama"}, replace(made, wish=wish), run, {}, "some", {}, {}, frozenset(), place_of_it)
+    groups = options_of(served, {})
+    written = yaml.safe_load("".join(nested(groups, name) for name in groups))
+    assert written["kv_cache_config"].keys() >= {"free_gpu_memory_fraction", "max_tokens", "dtype"}
+    assert list(wrong(written)) == []
 
 
 def test_it_wants_as_many_gpus_as_the_model_is_split_over(place: Place) -> None:
