@@ -64,7 +64,8 @@ def run(sim: Sim, machine: Machine, files: dict[str, bytes]) -> Played:
 
 def is_refused_before_the_server_is_asked(case: Case) -> bool:
     """Return whether a declaration cannot even be read, so that nothing is said about the server beside it."""
-    return not case.evaluated and "is refused" in case.says and not case.key.startswith("deployment")
+    of_the_plan = case.key.startswith(("deployment", "environment."))
+    return not case.evaluated and "is refused" in case.says and not of_the_plan
 
 
 def test_right_and_wrong_inventories_on_a_booted_server(sim: Sim, blank: Machine) -> None:
