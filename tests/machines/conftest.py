@@ -96,7 +96,7 @@ def invocation(
             file.write_text(text)
         (folder / "extra.json").write_text(json.dumps(extra or {}))
         argv = [
-            str(CHECKOUT / ".venv/bin/ansible-playbook"),
+            str(checkout / ".venv/bin/ansible-playbook"),
             "-i",
             str(folder / "inventory"),
             *playbook.split(),
@@ -111,7 +111,7 @@ def invocation(
             "ANSIBLE_NOCOLOR": "1",
             "ANSIBLE_SSH_CONTROL_PATH_DIR": str(folder / "cp"),
             "ANSIBLE_SSH_ARGS": "-o ControlMaster=auto -o ControlPersist=20s -o ServerAliveInterval=15",
-            "PATH": f"{CHECKOUT / '.venv/bin'}:{env.get('PATH', os.defpath)}",
+            "PATH": f"{checkout / '.venv/bin'}:{env.get('PATH', os.defpath)}",
         }
         yield argv, env
     finally:

@@ -75,7 +75,10 @@ def lock_text(wheel: Path) -> str:
 
 
 def checkout(folder: Path, wheel: Path) -> Path:
-    """Copy this checkout into a folder, with the stand-in as the engine tensorrt_llm of stack cpu; return the copy."""
+    """Copy this checkout into a folder, with the stand-in as the engine tensorrt_llm of stack cpu; return the copy.
+
+    It has an environment of its own, as every checkout: playbooks are refused in another one's.
+    """
     copy = folder / "checkout"
     words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(words, cwd=CHECKOUT, check=True, capture_output=True, text=True).stdout
@@ -90,4 +93,5 @@ def checkout(folder: Path, wheel: Path) -> Path:
     stacks.write_text(yaml.safe_dump(told, sort_keys=False), encoding="utf-8")
     lock = copy / f"src/gpuready/catalog/locks/{LOCK.format(py='311')}.txt"
     lock.write_text(lock_text(wheel), encoding="utf-8")
+    subprocess.run([copy / "scripts/setup"], check=True)
     return copy
