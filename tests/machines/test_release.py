@@ -14,6 +14,7 @@ import pytest
 from tests.machines.test_serving import (
     BROKEN,
     MODEL,
+    UNIT,
     ask,
     chat,
     declared,
@@ -125,3 +126,88 @@ def test_two_replicas_roll_under_load_and_nothing_is_lost(finished_clone: Machin
     assert {one["release"] for one in replicas(machine).values()} == {
         say(machine, "ls /var/lib/gpuready/releases/chat | sort -n | tail -1")
     }
+
+
+# What the engine takes and does not serve --------------------------------------------------------------------------
+
+
+SPOIL = """
+import json, struct, sys
+with open(sys.argv[1], "r+b") as file:
+    (length,) = struct.unpack("<Q", file.read(8))
+    header = json.loads(file.read(length))
+    for name, tensor in header.items():
+        if name != "__metadata__":
+            begin, end = tensor["data_offsets"]
+            file.seek(8 + length + begin)
+            file.write(b"\\xff" * (end - begin))
+"""
+"""Makes every number of a file of weights a NaN."""
+SPOILED = "/data/models/spoiled"
+
+
+def spoil(machine: Machine) -> dict[str, Any]:
+    """Make a model of weights that are no numbers; return what declares it. Its engine loads it and answers."""
+    machine.ssh(f"mkdir -p /data/models && cp -r /srv/models/gpuready-sim--tiny-qwen2@* {SPOILED}")
+    machine.ssh(["python3", "-c", SPOIL, f"{SPOILED}/model.safetensors"])
+    return declared(deployment("chat", model="mine/tiny", model_path=SPOILED))
+
+
+@contextlib.contextmanager
+def when_tried(machine: Machine, command: str) -> Iterator[None]:
+    """Run a command on the server once the replica's trial has begun."""
+    waits = "until [ -e /run/gpuready/.trial/chat.0 ] && [ -e /run/gpuready/chat.0/devices.env ]; do sleep 0.1; done"
+    thread = threading.Thread(target=machine.ssh, args=(f"{waits}; {command}",), kwargs={"timeout": 300})
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join(timeout=300)
+
+
+@pytest.fixture
+def served(finished_clone: Machine) -> Iterator[Machine]:
+    """A server under load that must be on its first release after the test, with no request lost."""
+    machine = finished_clone
+    wait_until_serving(machine)
+    plan = say(machine, "cat /var/lib/gpuready/plan.json")
+    clients = Clients(machine)
+    with clients.going_on():
+        yield machine
+    assert clients.bad == []
+    assert clients.whole > 0
+    assert replicas(machine)["chat.0"]["release"] == "1"
+    assert replicas(machine)["chat.0"]["state"] == "active"
+    assert say(machine, "cat /var/lib/gpuready/plan.json") == plan
+
+
+@pytest.mark.long
+def test_a_model_that_answers_rubbish_is_taken_back(served: Machine, play: Callable[..., Any]) -> None:
+    played = play(served, BOOK, spoil(served))
+    assert played.rc == 2, played.stdout
+    said = " ".join(played.stdout.split())
+    assert "chat.0 did not serve release 2: it answers rubbish" in said
+    assert "it is now back on release 1, serving" in said
+
+
+@pytest.mark.long
+def test_an_engine_that_never_answers_is_given_up_at_its_limit(served: Machine, play: Callable[..., Any]) -> None:
+    with when_tried(served, f"sleep 3; systemctl kill --kill-whom=main --signal=STOP {UNIT}"):
+        wanted = {**declared(deployment("chat", flags={"max-num-seqs": 4})), "serving_start_seconds": 30}
+        played = play(served, BOOK, wanted)
+    assert played.rc == 2, played.stdout
+    said = " ".join(played.stdout.split())
+    assert "chat.0: a start may take 30 s (serving_start_seconds)" in said
+    assert "chat.0 did not serve release 2: no token within 30 s" in said
+    assert "it is now back on release 1, serving" in said
+
+
+@pytest.mark.long
+def test_an_engine_that_dies_after_loading_is_taken_back(served: Machine, play: Callable[..., Any]) -> None:
+    died = f"until systemctl is-active -q {UNIT}; do sleep 0.2; done; systemctl kill --signal=KILL {UNIT}"
+    with when_tried(served, died):
+        played = play(served, BOOK, declared(deployment("chat", flags={"max-num-seqs": 4})))
+    assert played.rc == 2, played.stdout
+    said = " ".join(played.stdout.split())
+    assert "chat.0 did not serve release 2: its engine ended within seconds after its first token" in said
+    assert "it is now back on release 1, serving" in said

@@ -23,6 +23,8 @@ COMPILE_SECONDS = 600
 """Compiling kernels and capturing graphs with cold caches; the planner's own limit allows the same."""
 EAGER_SECONDS = 180
 """Importing, allocating and warming up where nothing is compiled."""
+EAGER = ("enforce-eager", "disable-cuda-graph")
+"""vLLM's and SGLang's words for it."""
 SLOWER_THAN_READ = 4
 """An engine maps files page by page and copies them to a GPU; four of its bytes are counted for one that is read."""
 LONGER_THAN_LAST = 3
@@ -41,22 +43,31 @@ class Limit:
     """What it follows from, as a sentence."""
 
 
-def limit(store: Store, index: int, plan: Mapping[str, Any]) -> Limit:
-    """Return the limit of a replica's next start; the plan's own where its weights cannot be read here."""
+def limit(store: Store, index: int, plan: Mapping[str, Any], declared: float = 0) -> Limit:
+    """Return the limit of a replica's next start; the plan's own where its weights cannot be read here.
+
+    `declared` are the operator's own seconds, which count above all; 0 where there are none.
+    """
+    if declared:
+        return Limit(declared, f"a start may take {declared:.0f} s (serving_start_seconds)")
     planned = float(plan.get("start_seconds") or COMPILE_SECONDS)
     files = weights(Path(str(plan.get("model_path", ""))))
     size = sum(each for _, each in files)
     rate = read_rate(files[0][0]) if files else None
     if not size or not rate:
         return Limit(planned, "")
-    eager = bool(plan.get("settings", {}).get("enforce_eager") or plan.get("flags", {}).get("enforce-eager"))
-    own = EAGER_SECONDS if eager else COMPILE_SECONDS
+    own = EAGER_SECONDS if _compiles_nothing(plan) else COMPILE_SECONDS
     loading = SLOWER_THAN_READ * size / rate
     last = longest(store, index)
     seconds = max(own + loading, LONGER_THAN_LAST * (last or 0))
     said = f"{size / 1e9:.1f} GB of weights at {rate / 1e6:.0f} MB/s"
     before = f"; its longest start took {last:.0f} s" if last else ""
     return Limit(round(seconds), f"a start may take {seconds:.0f} s ({said}, {own} s for the engine{before})")
+
+
+def _compiles_nothing(plan: Mapping[str, Any]) -> bool:
+    options = [one for group in plan.get("options", {}).values() for one in group]
+    return any(one["name"] in EAGER and one["value"] is True for one in options)
 
 
 def weights(folder: Path) -> list[tuple[Path, int]]:

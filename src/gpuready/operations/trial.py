@@ -29,6 +29,8 @@ class Settings:
     """How long a replica is watched after its token before its release counts as proved."""
     memory_limits: bool = False
     """Whether a replica that holds more of a GPU than planned is refused, and not only said."""
+    start_seconds: float = 0
+    """How long a start may take; 0 for what follows from the weights and the disk."""
 
 
 @dataclass
@@ -119,7 +121,7 @@ class Trial:
 
     def _try(self, target: Target, number: int) -> None:
         """Start a replica on a release; back to the last proved one when it does not serve it."""
-        limit = pace.limit(target.store, target.index, target.plan)
+        limit = pace.limit(target.store, target.index, target.plan, self.settings.start_seconds)
         if limit.note:
             self.notes.append(f"{target.replica}: {limit.note}")
         releases.begin_trial(self.layout, target.replica, number, limit.seconds)
@@ -226,4 +228,5 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
         drain_seconds=float(given.get("drain_seconds", usual.drain_seconds)),
         settle_seconds=float(given.get("settle_seconds", usual.settle_seconds)),
         memory_limits=str(given.get("memory_limits", usual.memory_limits)).lower() == "true",
+        start_seconds=float(given.get("start_seconds", usual.start_seconds)),
     )

@@ -37,10 +37,10 @@ def write_text(path: Path, text: str, mode: int = 0o644, gid: int = KEEP) -> Non
         raise
     finally:
         temporary.unlink(missing_ok=True)
-    _keep_name(path.parent)
+    keep_names(path.parent)
 
 
-def _keep_name(folder: Path) -> None:
+def keep_names(folder: Path) -> None:
     """Have the disk know what lies in a folder, as it knows what the files hold."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -82,6 +82,7 @@ def link(path: Path, target: str) -> None:
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)
     temporary.replace(path)
+    keep_names(path.parent)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -15,7 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuready.serving.files import as_json, beside, has_access, link, make_folder, read_json, set_access, write_text
+from gpuready.serving.files import (
+    as_json,
+    beside,
+    has_access,
+    keep_names,
+    link,
+    make_folder,
+    read_json,
+    set_access,
+    write_text,
+)
 from gpuready.serving.layout import Layout
 from gpuready.serving.readiness import process_start
 
@@ -93,6 +103,7 @@ class Store:
         for name, text in files.items():
             write_text(building / name, text, FILE_MODE, gid)
         building.rename(self.folder(number))
+        keep_names(self._folder)
         return number
 
     def point(self, index: int, number: int) -> None:

@@ -163,6 +163,7 @@ RULES: dict[str, Rule] = {
     "models_token_hub": Rule("huggingface, modelscope", lambda value: value in ("huggingface", "modelscope")),
     "serving_drain_seconds": _between(0, 3600),
     "serving_settle_seconds": _between(0, 600),
+    "serving_start_seconds": _between(0, 86_400),
     "gateway_port": _between(1, FIRST_PORT - 1),
     "gateway_bind": Rule("* or an IPv4 or IPv6 address", _is_address),
     "gateway_request_timeout_seconds": _between(1, DAY),
