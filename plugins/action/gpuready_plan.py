@@ -132,7 +132,8 @@ class ActionModule(ActionBase):
             asked = time.time()
             models = declared.effective("models", knobs)
             hubs = {"endpoints": models["models_endpoint"], "token_hub": models["models_token_hub"]}
-            facts = self._facts(host, needs_of(spec, effective_stack(spec, cuda), hubs, engines), task_vars)
+            store = {"mount": models["models_mount"], "disk": models["models_disk"]}
+            facts = self._facts(host, needs_of(spec, effective_stack(spec, cuda), hubs, engines, store), task_vars)
             for note in surroundings.notes(facts, asked, time.time()):
                 self._display.display(f"  {host}: note: {note}")
             generated = self._generated_models(spec)

@@ -48,6 +48,37 @@ def sentences(**variables: Any) -> list[str]:
         ({"gateway_port": 18100}, "gateway_port = 18100 is refused: allowed are 1 to 18099"),
         ({"gateway_body_limit_kib": 0}, "gateway_body_limit_kib = 0 is refused: allowed are 16 to 65536"),
         ({"gateway_bind": "::1%lo"}, "gateway_bind = '::1%lo' is refused: allowed is * or an IPv4 or IPv6 address"),
+        ({"models_mount": {"fstype": "nfs"}}, "models_mount.source is not set"),
+        (
+            {"models_mount": {"source": "nas"}},
+            "models_mount.source = 'nas' is refused: allowed is a share",
+        ),
+        ({"models_mount": {"source": "/dev/sdb1"}}, "or a filesystem as UUID=... or LABEL=..."),
+        ({"models_mount": {"source": "nas:/m", "fstype": "cifs"}}, "allowed is one of nfs, nfs4, ext4, xfs"),
+        (
+            {"models_mount": {"source": "nas:/m", "fstype": "xfs"}},
+            "of nas:/m it is one of nfs, nfs4",
+        ),
+        ({"models_mount": {"source": "LABEL=m", "fstype": "nfs"}}, "of LABEL=m it is one of ext4, xfs"),
+        (
+            {"models_mount": {"source": "nas:/m", "options": "ro, hard"}},
+            "allowed are options of mount(8)",
+        ),
+        ({"models_mount": {"source": "nas:/m", "size": 1}}, "models_mount.size: no such key"),
+        (
+            {"models_disk": {"serial": 12345}},
+            "models_disk.serial = 12345 is refused: allowed is a text (YAML",
+        ),
+        ({"models_disk": {"serial": " S1"}}, "serial = ' S1' is refused: allowed is a disk's serial, as lsblk"),
+        ({"models_disk": {"fstype": "xfs"}}, "models_disk.serial is not set"),
+        (
+            {"models_disk": {"serial": "S1", "fstype": "btrfs"}},
+            "allowed is one of ext4, xfs",
+        ),
+        (
+            {"models_disk": {"serial": "S1"}, "models_mount": {"source": "nas:/m"}},
+            "models_mount is set, too, and the store has one filesystem: remove one",
+        ),
         ({"gateway_bind": Secret("hidden")}, "gateway_bind = (from a vault, not shown) is refused"),
     ],
 )

@@ -141,6 +141,14 @@ def test_a_share_of_weights_need_not_be_writable() -> None:
     assert "gpuready writes to /srv/models" in judged_with(False, {"/srv/models": above})[0]
 
 
+def test_a_share_on_which_root_is_nobody_is_for_reading_alone() -> None:
+    share = {"/srv/models": {"problem": "denied", "place": "/srv/models", "mount": "/srv/models"}}
+    assert judged_with(False, share) == []
+    (said,) = judged_with(True, share)
+    assert "/srv/models may not be written" in said
+    assert said.endswith("an NFS share needs no_root_squash.")
+
+
 @pytest.mark.parametrize("problem", ["no folder", "immutable", "denied"])
 def test_anything_else_that_is_wrong_with_the_models_folder_is_refused(problem: str) -> None:
     (said,) = judged_with(False, {"/srv/models": {"problem": problem, "place": "/srv/models"}})

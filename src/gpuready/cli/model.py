@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from gpuready.cli.verb import Call, Verb
+from gpuready.operations import storage, storage_view
+from gpuready.operations.machine import Machine
 from gpuready.outcome import Change, Exit, Failure, Refusal, Result
 from gpuready.serving import models
 
@@ -49,7 +51,7 @@ def _bring(call: Call) -> Result:
     """Download what has a source, then judge every model: the whole stage in one call."""
     hubs = models.Hubs(call.input.get("hubs") or {}, call.input.get("models_token"))
     seconds, full = call.input.get("seconds"), bool(call.input.get("verify"))
-    result = Result()
+    result = _mounted(call)
     pending = set()
     with result.kept_by_failures(call.check):
         for one in _wanted(call):
@@ -58,7 +60,7 @@ def _bring(call: Call) -> Result:
             brought = models.bring(one, hubs, seconds=seconds, full=full, check=call.check)
             result.include(brought)
             if "progress" in brought.data:
-                result.exit, result.data = brought.exit, brought.data
+                result.exit, result.data = brought.exit, {**result.data, **brought.data}
                 return result
             if brought.changed:
                 result.summary = f"{result.summary} {brought.summary}".lstrip()
@@ -67,6 +69,15 @@ def _bring(call: Call) -> Result:
     if result.failures:
         result.exit = Exit.FAILED if result.changed else Exit.VERIFY_NO
     result.summary = result.summary or f"{len(call.input['models'])} models are whole and readable."
+    return result
+
+
+def _mounted(call: Call) -> Result:
+    """Have the store's filesystem there first; a check sees it as it will be."""
+    wanted = storage.declared(call.input.get("store"))
+    result = storage.settle(Machine(), wanted, call.check)
+    if wanted is not None and result.data.get("pending"):
+        storage_view.see(Machine(), wanted)
     return result
 
 

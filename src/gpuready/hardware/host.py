@@ -213,7 +213,7 @@ def filesystem(path: str, root: str | Path = "/") -> Filesystem | None:
     place = next(parent for parent in (wanted, *wanted.parents) if os.access(parent, os.F_OK))
     below = Path("/") / place.resolve().relative_to(Path(root).resolve())
     mount = None
-    for candidate in _mounts(Path(root)):
+    for candidate in mounts(root):
         mount_point = Path(candidate[0])
         # Of two mounts at one place the later one hides the earlier.
         if below.is_relative_to(mount_point) and (mount is None or mount_point.is_relative_to(mount[0])):
@@ -330,9 +330,9 @@ def _cpu_list(text: str) -> Iterator[int]:
         yield from range(int(first), int(last or first) + 1)
 
 
-def _mounts(root: Path) -> Iterator[tuple[str, str, str]]:
-    """Read mount point, device and type of each mount, in the order of mounting; see proc_pid_mountinfo(5)."""
-    for line in (_text(root / "proc/self/mountinfo") or "").splitlines():
+def mounts(root: str | Path = "/") -> Iterator[tuple[str, str, str]]:
+    """Yield mount point, device and type of each mount, in the order of mounting; see proc_pid_mountinfo(5)."""
+    for line in (_text(Path(root, "proc/self/mountinfo")) or "").splitlines():
         before, _, after = line.partition(" - ")
         kind, device = after.split()[:2]
         yield _unescape(before.split()[4]), _unescape(device), kind

@@ -15,9 +15,12 @@ from typing import Any
 
 from gpuready.hardware import host, nvml, pci, surroundings
 from gpuready.operations import packages as interrupted
+from gpuready.operations import storage, storage_view
 from gpuready.operations.machine import Machine
 from gpuready.outcome import Failure, Refusal, masked
+from gpuready.planning import storage as store
 from gpuready.planning.engines import SYSTEM_PYTHON
+from gpuready.planning.sources import STORE
 from gpuready.serving import engine_store, models, pythons
 from gpuready.serving.files import read_json
 from gpuready.serving.layout import Layout
@@ -33,13 +36,24 @@ def show(request: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts of this server.
 
     `request` names what to look at beyond the hardware: `paths` whose filesystems matter, `targets` that must be
-    writable, `models` (as planning/sources.py asks for them), `packages` (Debian packages whose version matters).
+    writable, `models` (as planning/sources.py asks for them), `packages` (Debian packages whose version matters),
+    `store` (`{mount, disk}`, the filesystem of the store of models). Where that is not mounted yet, all the rest is
+    told as it will be, for this process sees it mounted.
     """
     clock = time.time()
+    stored_models = store_facts(request.get("store"))
     devices = pci.scan()
     read = host.facts(request.get("paths", []))
     packages = installed_packages(request.get("packages", []))
     stored = read_json(Layout().plan)
+    filesystems = {
+        one.path: {"mount": one.mount_point, "total_bytes": one.total_bytes, "free_bytes": one.free_bytes}
+        for one in read.filesystems
+    }
+    targets = {path: _target(path) for path in request.get("targets", [])}
+    if stored_models:
+        filesystems |= stored_models.pop("filesystems")
+        targets |= stored_models.pop("targets")
     offered, unread = candidates([name for name in request.get("offered", []) if packages.get(name) is None])
     return {
         "clock": clock,
@@ -63,11 +77,9 @@ def show(request: Mapping[str, Any]) -> dict[str, Any]:
         "nvswitch_count": len(pci.nvswitches(devices)),
         "nvme_count": len(pci.nvmes(devices)),
         "nvml": _nvml(),
-        "filesystems": {
-            one.path: {"mount": one.mount_point, "total_bytes": one.total_bytes, "free_bytes": one.free_bytes}
-            for one in read.filesystems
-        },
-        "targets": {path: _target(path) for path in request.get("targets", [])},
+        "filesystems": filesystems,
+        "targets": targets,
+        "store": stored_models,
         "listening": [
             {
                 "address": one.address,
@@ -90,6 +102,33 @@ def show(request: Mapping[str, Any]) -> dict[str, Any]:
         "cures": read_json(Layout().cures) or {},
         "placement": placement(stored),
     }
+
+
+def store_facts(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return what is wrong with the declared filesystem of the store, and what it will be; None where none is declared.
+
+    Raises:
+        MachineCannot: where what is mounted there does not answer: every question about it would wait for ever.
+    """
+    machine, wanted = Machine(), storage.declared(given)
+    storage.demand_answer(machine)
+    if wanted is None:
+        return None
+    found = storage.facts(machine, wanted)
+    failures = store.failures(wanted, found)
+    to_be = store.filesystem_of(wanted, found)
+    answer: dict[str, Any] = {"filesystems": {}, "targets": {}}
+    if not failures and to_be is not None:
+        answer["filesystems"] = {STORE: to_be}
+    elif not failures and not store.is_mounted(wanted, found):
+        try:
+            storage_view.enter(wanted, found)
+        except Refusal as refusal:
+            failures = refusal.failures
+    if not wanted.is_share and not failures and not store.is_read_only(wanted, found):
+        # A device is looked at without anything being written to it, and then is.
+        answer["targets"] = {STORE: {"mount": STORE, "problem": "", "place": STORE, "noexec": None}}
+    return {**answer, "failures": [asdict(one) for one in failures]}
 
 
 def _target(path: str) -> dict[str, Any]:

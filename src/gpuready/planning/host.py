@@ -7,7 +7,7 @@ from typing import Any
 
 from gpuready import catalog
 from gpuready.outcome import Failure, Refusal
-from gpuready.planning import preflight, sources, surroundings
+from gpuready.planning import preflight, sources, storage, surroundings
 from gpuready.planning.engines import Choice
 from gpuready.planning.memory.run import GIB
 from gpuready.planning.model.config import Headers, UnknownModel, read_facts
@@ -25,11 +25,12 @@ def needs_of(
     stack: Mapping[str, Any] | None,
     hubs: Mapping[str, Any] | None = None,
     engines: Mapping[str, Any] | None = None,
+    store: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the input of `gpuready facts show` that answers everything preflight and planner ask.
 
     `hubs` says how the hubs of models are reached: `{endpoints: {hub: address}, token_hub}`; `engines` are the knobs of
-    the role engines, without their prefix.
+    the role engines, without their prefix; `store` is the declared filesystem of the store of models, `{mount, disk}`.
     """
     deployments = spec["gpuready_deployments"] if spec else []
     packages = list(stack["host"]["cuda"]["packages"]) if stack else []
@@ -39,6 +40,7 @@ def needs_of(
         "pythons": sorted(Choice.of_knobs(engines or {}).pythons.values()),
         "models": sources.together(one.request() for each in deployments for one in sources.asked(each)),
         "hubs": dict(hubs or {}),
+        "store": dict(store or {}),
         "packages": packages,
         # The distribution's archive is added by the stage itself; other sources must be there already.
         "offered": packages if stack and stack["host"]["cuda"]["source"] == "configured" else [],
@@ -185,6 +187,8 @@ def decide(
     """
     cards = catalog.load("gpus")["cards"]
     failures = preflight.system_failures(host, facts)
+    failures += storage.host_failures(host, facts)
+    facts = storage.without_unseen(facts)
     brings = bool(generated) or any(one.get("missing_bytes") for one in facts["models"].values())
     failures += surroundings.target_failures(host, facts, places_models=brings)
     failures += preflight.simulation_failures(host, spec["gpuready_simulated"], facts)

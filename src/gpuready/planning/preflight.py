@@ -204,15 +204,17 @@ def disk_failures(host: str, needs_gib: Mapping[str, float], facts: Mapping[str,
         )
         entry["need"] += gib
         entry["paths"].append(path)
+        entry["fix"] = filesystem.get("fix")
     failures = []
     for mount, entry in by_mount.items():
-        if entry["free"] < entry["need"]:
+        # A share of weights that this server only reads may be full.
+        only_read = entry["paths"] == [sources.STORE] and not needs_gib[sources.STORE]
+        if entry["free"] < entry["need"] and not only_read:
             paths = ", ".join(entry["paths"])
             free, need = f"{entry['free']:.1f}", f"{entry['need']:.1f}"
             what = f"host {host}: {mount} has {free} GiB free, and {need} GiB are needed for {paths}"
-            failures.append(
-                Failure("preflight.disk", what, "", f"free space on {mount} or give these paths a disk of their own")
-            )
+            fix = entry["fix"] or f"free space on {mount} or give these paths a disk of their own"
+            failures.append(Failure("preflight.disk", what, "", fix))
     return failures
 
 

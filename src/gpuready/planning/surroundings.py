@@ -35,6 +35,8 @@ _READ_ONLY_FIX = (
     "after a disk error a filesystem turns read-only by itself: see dmesg"
 )
 
+_DENIED_FIX = "run with the rights of root (become), see its owner and mode; an NFS share needs no_root_squash"
+
 
 def target_failures(host: str, facts: Mapping[str, Any], places_models: bool) -> list[Failure]:
     """Check that everything which stages write can be written; one sentence per cause.
@@ -45,7 +47,9 @@ def target_failures(host: str, facts: Mapping[str, Any], places_models: bool) ->
     causes: dict[tuple[str, str], list[str]] = {}
     for path, found in facts["targets"].items():
         is_only_read = path == MODELS_FOLDER and not places_models and found["place"] == path
-        if found["problem"] and not (is_only_read and found["problem"] == "read-only"):
+        # Root is nobody on most shares, and need not be more where nothing is written.
+        harmless = ("read-only", "denied") if found["mount"] == path else ("read-only",)
+        if found["problem"] and not (is_only_read and found["problem"] in harmless):
             # What is above all of them says it once.
             where = (found["mount"] or found["place"]) if found["problem"] == "read-only" else found["place"]
             causes.setdefault((found["problem"], where), []).append(path)
@@ -59,7 +63,7 @@ def _target_failure(host: str, problem: str, where: str, paths: list[str]) -> Fa
         "read-only": (f"{where} is mounted read-only", _READ_ONLY_FIX),
         "immutable": (f"{where} is immutable", f"chattr -ia {where}"),
         "no folder": (f"{where} is no folder", "make it one, or remove it"),
-        "denied": (f"{where} may not be written", "run with the rights of root (become), see its owner and mode"),
+        "denied": (f"{where} may not be written", _DENIED_FIX),
         "noexec": (f"{where} is mounted noexec", f"mount -o remount,exec {where}, and correct /etc/fstab"),
     }[problem]
     needed = "runs programs from" if problem == "noexec" else "writes to"

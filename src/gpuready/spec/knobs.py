@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gpuready.planning.placement import FIRST_PORT
+from gpuready.planning.storage import DEVICES, SHARES
 from gpuready.spec.options import Path, Problem
 from gpuready.spec.values import allowed, whole
 
@@ -161,6 +162,16 @@ RULES: dict[str, Rule] = {
     "models_token_file": _matching(r"|[^\x00-\x1f]{1,500}", "a file of the controller, or an empty text"),
     "models_token": _matching(r"|[!-~]{1,500}", "one word of ASCII letters, digits and signs"),
     "models_token_hub": Rule("huggingface, modelscope", lambda value: value in ("huggingface", "modelscope")),
+    "models_mount.source": _matching(
+        r"[A-Za-z0-9_.:\[\]-]+:/[!-$&-~]*|UUID=[0-9A-Fa-f-]{4,36}|LABEL=[A-Za-z0-9_.-]{1,16}",
+        "a share as host:/path, or a filesystem as UUID=... or LABEL=...",
+    ),
+    "models_mount.fstype": Rule(f"one of {', '.join((*SHARES, *DEVICES))}", lambda one: one in (*SHARES, *DEVICES)),
+    "models_mount.options": _matching(r"[A-Za-z0-9_.,=:/+-]*", "options of mount(8), with commas between them"),
+    "models_disk.serial": _matching(
+        r"[!-~]([ -~]{0,98}[!-~])?", "a disk's serial, as lsblk -d -o NAME,SERIAL shows it"
+    ),
+    "models_disk.fstype": Rule(f"one of {', '.join(DEVICES)}", lambda one: one in DEVICES),
     "serving_drain_seconds": _between(0, 3600),
     "serving_settle_seconds": _between(0, 600),
     "serving_start_seconds": _between(0, 86_400),
@@ -221,6 +232,7 @@ def contradictions(knobs: Mapping[str, Any], ssh_port: object = 22) -> Iterator[
         yield Problem(("gateway_port",), knobs["gateway_port"], "SSH is on this port: choose another one")
     yield from _limits(knobs["base_limits"])
     yield from _cuda(knobs)
+    yield from _store(knobs["models_mount"], knobs["models_disk"])
 
 
 def _limits(limits: list[Mapping[str, Any]]) -> Iterator[Problem]:
@@ -239,3 +251,16 @@ def _cuda(knobs: Mapping[str, Any]) -> Iterator[Problem]:
         if version and named and f"{named[1]}.{named[2]}" != version:
             words = f"cuda_version is {version}: name the packages of that version, or its version"
             yield Problem(("cuda_packages", index), name, words)
+
+
+def _store(mount: Mapping[str, Any], disk: Mapping[str, Any]) -> Iterator[Problem]:
+    if mount and disk:
+        yield Problem(("models_disk",), disk, "models_mount is set, too, and the store has one filesystem: remove one")
+    # Ansible takes an empty mapping for one that lacks what is required in it, so the specification requires nothing.
+    for variable, value, key in (("models_mount", mount, "source"), ("models_disk", disk, "serial")):
+        if value and key not in value:
+            yield Problem((variable, key), None, "", missing=True)
+    is_share = ":/" in mount.get("source", ":/")
+    if "source" in mount and mount.get("fstype") and (mount["fstype"] in SHARES) != is_share:
+        words = f"of {mount['source']} it is one of {', '.join(SHARES if is_share else DEVICES)}"
+        yield Problem(("models_mount", "fstype"), mount["fstype"], words)
