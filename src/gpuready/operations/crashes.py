@@ -7,14 +7,13 @@ lies in /run, so a reboot begins anew.
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gpuready.outcome import Failure, Result
-from gpuready.serving import units
+from gpuready.serving import last_words, units
 from gpuready.serving.files import as_json, make_folder, read_json, write_text
 from gpuready.serving.layout import Layout
 
@@ -22,7 +21,6 @@ STEADY_SECONDS = 600
 LONGEST_PAUSE_SECONDS = 60
 GIVEN_UP_STATUS = 78
 """Exit status of a main process that systemd must not start again (RestartPreventExitStatus= of the unit)."""
-LONGEST_ERROR = 300
 _KEPT_STARTS = 10
 _KEPT_ENDS = 100
 _JOURNAL_LINES = 400
@@ -109,7 +107,8 @@ def note_end(layout: Layout, replica: str, result: str, invocation: str) -> Resu
         return Result()
     if result == "success" or not (folder / "devices.env").exists():
         return Result()
-    error = _named(result, last_error(units.words_of(invocation, _JOURNAL_LINES)))
+    said = last_words.of_lines(units.words_of(invocation, _JOURNAL_LINES))
+    error = _named(result, said.cause or said.verdict or "".join(said.last[-1:]))
     ends = [*record.get("ends", ()), {"began": record.get("starts", [time.monotonic()])[-1], "error": error}]
     _keep(layout, replica, {**record, "ends": ends[-_KEPT_ENDS:]})
     return Result(summary=f"{replica} ended without a token, {_times(len(ends))} in a row: {error}")
@@ -130,20 +129,6 @@ _RESULTS = {
 def _named(result: str, error: str) -> str:
     """Return the last error, with how the process ended where its own words need not tell."""
     return "; ".join(part for part in (_RESULTS.get(result, ""), error) if part) or f"its result is {result}"
-
-
-_ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception)\b\s*:|\berror:|\bFATAL\b|\bout of memory\b", re.IGNORECASE)
-_POINTS_ELSEWHERE = re.compile(r"see (the )?(root cause|stack trace|traceback|logs?) above", re.IGNORECASE)
-"""Said by a process that watches another one, e.g. vLLM's "Engine core initialization failed. See root cause above"."""
-_PREFIX = re.compile(r"^(\([^()]*\) )?([A-Z]+ [\d:. -]+\[[^\]]*\]\s*)?")
-
-
-def last_error(lines: Sequence[str]) -> str:
-    """Return the line that says best why a process ended: its last error, else its last words."""
-    said = [line.strip() for line in lines if line.strip()]
-    errors = [line for line in said if _ERROR.search(line) and not _POINTS_ELSEWHERE.search(line)]
-    best = (errors or said)[-1:]
-    return _PREFIX.sub("", best[0])[:LONGEST_ERROR] if best else ""
 
 
 # ------------------------------------------------------------------------------------------------ for people

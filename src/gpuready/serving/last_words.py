@@ -27,7 +27,9 @@ _EXCEPTION = re.compile(
     r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Refused|NotFound|Unavailable|Warning)\b(: .*)?$"
 )
 _USAGE = re.compile(r"^[\w.-]+: error: .+")
-_REPEATS = ("See root cause above", "initialization failed", "initialization failed due to an exception")
+_REPEATS = ("See root cause above", "See stack trace (above)", "initialization failed")
+"""Said by a process that watches another one."""
+_STEP = re.compile(r"^[a-z0-9-]+\.\d+ (starts on release|ended without a token|gave its first token)\b")
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,15 @@ class Words:
 
 
 def of_unit(unit: str, since: float) -> Words:
-    """Return what a unit's engine said since then, in seconds of the epoch."""
+    """Return what the engine said that a unit started since then, in seconds of the epoch.
+
+    The former engine, which a restart ends, speaks first.
+    """
     words = ["journalctl", f"_SYSTEMD_UNIT={unit}", f"--since=@{since:.0f}", "--no-pager", "--output=json"]
     answer = subprocess.run([*words, f"--lines={LINES * 5}"], capture_output=True, text=True, check=False)
-    return of_lines(_messages(answer.stdout))
+    lines = list(_messages(answer.stdout))
+    begun = next((number for number, line in enumerate(lines) if _STEP.match(line) and "starts on" in line), 0)
+    return of_lines(lines[begun:])
 
 
 def _messages(text: str) -> Iterable[str]:
@@ -76,7 +83,7 @@ def of_lines(lines: Iterable[str]) -> Words:
     for line in lines:
         if line.startswith(NOT_READY):
             verdict = verdict or _verdict(line)
-        elif line.startswith("Traceback") or not line.startswith(STEPS):
+        elif not (line.startswith(STEPS) or _STEP.match(line)):
             own.append(line)
     shown = [line[:LONGEST_LINE] for line in map(bare, own) if line.strip()]
     return Words(cause(own), tuple(shown[-SHOWN:]), verdict, "\n".join(own[-LINES:]))
@@ -104,8 +111,8 @@ def cause(lines: Iterable[str]) -> str:
         if any(one in stripped for one in _REPEATS):
             repeated = repeated or stripped
             continue
-        # pydantic says on the lines that follow what it does not take.
-        more = [one.strip() for one in texts[number + 1 : number + 4] if one.startswith("  ") and one.strip()]
-        whole = " ".join([stripped, *more]) if "validation error" in stripped else stripped
-        return whole[:LONGEST_LINE]
+        # pydantic says on the lines that follow where it is and what it does not take.
+        more = texts[number + 1 : number + 3] if "validation error" in stripped else []
+        told = [one.strip() for one in more if one.strip() and not one.strip().startswith("For further information")]
+        return " ".join([stripped, *told])[:LONGEST_LINE]
     return repeated[:LONGEST_LINE]
