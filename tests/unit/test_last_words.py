@@ -18,6 +18,7 @@ VLLM = [
 ]
 SGLANG = ["[2026-11-30 10:00:00 TP0] Scheduler hit an exception: Traceback", "RuntimeError: Not enough memory."]
 PARSER = ["usage: api_server.py [-h]", "api_server.py: error: unrecognized arguments: --no-such-flag"]
+PYDANTIC = ["pydantic_core.ValidationError: 1 validation error for X", "a.b", "  Extra inputs", "    For further ..."]
 DEAD = "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above)."
 
 
