@@ -181,9 +181,7 @@ def _undeclared(machine: Machine) -> Result:
     arranged = _arranged(machine)
     if arranged is None or not arranged["ours"]:
         return Result()
-    note = (
-        f"{STORE} stays mounted from {arranged['what']}, which is declared no more; {arranged['file']} says how it ends"
-    )
+    note = f"{STORE} stays mounted from {arranged['what']}, declared no more; {arranged['file']} says how it ends"
     return Result(data={"notes": [note]})
 
 
