@@ -166,8 +166,11 @@ def test_a_variable_that_is_no_line_is_refused(name: str, value: str, words: str
 def test_the_unit_waits_for_the_models_and_stops_later_than_the_engine() -> None:
     adapters = [{"name": "a", "path": "/mnt/100%/my adapter"}]
     lines = rendered(adapters=adapters)["unit.conf"].splitlines()
-    assert "RequiresMountsFor=/data/m" in lines
-    assert 'RequiresMountsFor="/mnt/100%%/my adapter"' in lines
+    for key in ("Wants", "After"):
+        assert f"{key}=data.mount data-m.mount" in lines
+        assert rf"{key}=mnt.mount mnt-100\x25.mount mnt-100\x25-my\x20adapter.mount" in lines
+    # A mount that failed at boot would end the engine for good.
+    assert not any(line.startswith("Requires") for line in lines)
     assert "TimeoutStopSec=75" in lines
     assert "TimeoutStopSec=90" in rendered(engine="tensorrt_llm")["unit.conf"].splitlines()
 
@@ -215,7 +218,7 @@ def test_the_page_names_every_block_and_filter() -> None:
 def test_a_unit_of_an_operator_keeps_ours_and_adds_a_line(tmp_path: Path) -> None:
     text = '{% extends "shipped/serving/vllm/unit.conf.j2" %}\n{% block more %}Nice=5\n{% endblock %}\n'
     found = rendered(own(tmp_path, text, "serving/vllm/unit.conf.j2"))["unit.conf"]
-    assert "RequiresMountsFor=/data/m\n" in found
+    assert "Wants=data.mount data-m.mount\n" in found
     assert found.rstrip().endswith("Nice=5")
 
 

@@ -24,7 +24,7 @@ GATEWAY_TEMPLATES = {
     "models.json": "gateway/models.json.j2",
     "models.map": "gateway/models.map.j2",
 }
-FILTERS = ("yaml", "options", "nested", "variables", "unit_path", "comment")
+FILTERS = ("yaml", "options", "nested", "variables", "mount_units", "comment")
 """Functions of `gpuready.rendering.values` that a template can use."""
 SHIPPED = "shipped"
 """Prefix of our own templates, which an operator's extends: `{% extends "shipped/serving/vllm/serve.yaml.j2" %}`."""

@@ -11,6 +11,7 @@ from typing import Any
 from gpuready.outcome import visible
 
 _WIDTH = 116
+_UNIT_NAME_BYTES = 255 - len(".mount")
 _NO_LINE_BREAK = {"\x85": "\\N", "\u2028": "\\L", "\u2029": "\\P", "\ufeff": "\\ufeff"}
 """Characters that YAML 1.1 takes for a line break, or drops, where they stand as they are."""
 
@@ -136,13 +137,20 @@ def variables(entries: Sequence[Mapping[str, Any]]) -> str:
     return "".join(lines)
 
 
-def unit_path(path: str) -> str:
-    """Return a path as a unit's setting holds it: quoted, and with no specifier in it.
+def mount_units(path: str) -> str:
+    """Return the units of all mounts that a path may lie on, as systemd-escape --path names them; most are not there.
 
     Raises:
-        Unwritable: for one that is not absolute, or holds control characters.
+        Unwritable: for a path that is not absolute, or holds control characters.
     """
     if not path.startswith("/") or not path.isprintable():
         raise Unwritable(f"{path!r} is no path that a unit can name")
-    escaped = path.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
-    return escaped if re.fullmatch(r"[\w/.@%+:=,-]+", path, re.ASCII) else f'"{escaped}"'
+    parts = [_escaped(part) for part in path.split("/") if part]
+    parts[:1] = [re.sub(r"^\.", r"\\x2e", part) for part in parts[:1]]
+    names = ["-".join(parts[:count]) for count in range(1, len(parts) + 1)]
+    return " ".join(f"{name}.mount" for name in names if len(name) <= _UNIT_NAME_BYTES)
+
+
+def _escaped(part: str) -> str:
+    """Return one name of a path as it stands in the name of a unit."""
+    return re.sub(rb"[^\w:.]", lambda one: b"\\x%02x" % one[0][0], part.encode()).decode()
