@@ -76,7 +76,9 @@ def _nearly(name: str, known: set[str]) -> str:
     return folded if folded in known else nearest(folded, known, cutoff=0.92)
 
 
-_NAMED = re.compile(r"((?:gpuready|gateway|base|models)_[a-z_]+)|deployment ([a-z0-9-]+)(?:, (flags)\.(\S+)|, ([a-z_]+))?")
+_NAMED = re.compile(
+    r"((?:gpuready|gateway|base|models)_[a-z_]+)|deployment ([a-z0-9-]+)(?:, (flags)\.(\S+)|, ([a-z_]+))?"
+)
 
 
 def with_place(failure: Failure, host: str, locate: Locate, deployments: Sequence[str] = ()) -> Failure:
