@@ -321,6 +321,17 @@ def test_a_dead_share_is_found_within_a_limit_before_anything_touches_it(played:
     assert [one[0] for one in played.ran] == ["timeout", "timeout"]
 
 
+def test_an_automount_is_asked_before_it_is_judged(played: Played) -> None:
+    def run(argv: Sequence[str], stdin: str = "") -> Done:
+        if "stat" in argv:
+            played.machine.write("/etc/fstab", "nas:/models /srv/models nfs x-systemd.automount 0 0\n")
+            played._mounted("nas:/models")
+        return played.run(argv, stdin)
+
+    played.machine.write("/proc/self/mountinfo", "2 1 0:2 / /srv/models rw - autofs systemd-1 rw\n")
+    assert not storage.settle(Machine(played.root, run), share(), check=False).changed
+
+
 def test_what_is_declared_no_more_stays_and_is_told(played: Played) -> None:
     storage.settle(played.machine, share(), check=False)
     played.ran.clear()

@@ -55,8 +55,11 @@ def declared(given: Mapping[str, Any] | None) -> Declared | None:
 
 
 def demand_answer(machine: Machine) -> None:
-    """Raise where a filesystem is mounted at STORE and does not answer; whoever touched it would wait for ever."""
-    mounted = _mounted(machine)
+    """Raise where a filesystem is mounted at STORE and does not answer; whoever touched it would wait for ever.
+
+    One that autofs mounts when it is asked for is mounted by this question.
+    """
+    mounted = _mounted(machine, or_awaited=True)
     if mounted is None:
         return
     done = machine.run(["timeout", "--signal=KILL", str(ANSWER_SECONDS), "stat", "--file-system", STORE])
@@ -84,9 +87,9 @@ def facts(machine: Machine, wanted: Declared) -> dict[str, Any]:
     }
 
 
-def _mounted(machine: Machine) -> dict[str, str] | None:
-    """Return what is mounted at STORE; of several the last hides the others, and autofs waits for one to come."""
-    found = [one for one in host.mounts(machine.root) if one[0] == STORE and one[2] != "autofs"]
+def _mounted(machine: Machine, *, or_awaited: bool = False) -> dict[str, str] | None:
+    """Return what is mounted at STORE, or only awaited there by autofs; of several the last hides the others."""
+    found = [one for one in host.mounts(machine.root) if one[0] == STORE and (or_awaited or one[2] != "autofs")]
     return {"source": found[-1][1], "fstype": found[-1][2]} if found else None
 
 
