@@ -99,7 +99,8 @@ def _mount_point() -> Iterator[str]:
                 shown.symlink_to(kept.readlink())
             elif kept.is_dir():
                 shown.mkdir()
-                _mount(["--rbind", str(kept), str(shown)])
+                # As it is: made canonical, the path would lead to what lies over it.
+                _mount(["--no-canonicalize", "--rbind", str(kept), str(shown)])
         place.mkdir()
         yield STORE
     except _Unmounted:
