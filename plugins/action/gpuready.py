@@ -44,6 +44,7 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         del tmp
         self._host = (task_vars or {}).get("inventory_hostname", "the server")
+        self._done_before = []  # what the parts of a long command changed before its last one
         _, options = self.validate_argument_spec(
             argument_spec={
                 "noun": {"type": "str", "required": True},
@@ -99,9 +100,10 @@ class ActionModule(ActionBase):
         began, told = {}, {}
         while True:
             answer = self._ask_server(words, stdin, task_vars)
-            progress = (self._result(answer) or {"data": {}})["data"].get("progress") if answer["rc"] else None
-            if progress:
-                self._display.display(f"  {self._host}: {progress}")
+            part = (self._result(answer) or {"data": {}}) if answer["rc"] else {"data": {}}
+            if part["data"].get("progress"):
+                self._done_before += part["diff"]
+                self._display.display(f"  {self._host}: {part['data']['progress']}")
                 continue
             busy = self._busy(answer)
             if busy is None:
@@ -185,6 +187,9 @@ class ActionModule(ActionBase):
                 f"{what}: {mask(said[-1]) if said else 'no output'} (exit {answer['rc']}); "
                 f"see that {python} (3.10 or newer, ansible_python_interpreter) works on the server."
             )
+        if self._done_before:
+            result["diff"] = [*self._done_before, *result["diff"]]
+            result["changed"] = True
         if answer["rc"] != 0:
             result["failed"] = True
             result["changed"] = bool(result.get("changed"))
