@@ -113,7 +113,7 @@ def part(server: Machine, tmp_path_factory: pytest.TempPathFactory) -> str:
     return "python3 /root/step.py"
 
 
-DECLARED = {"open": [{"port": 8080, "comment": "gateway"}], "ssh_ports": [22]}
+DECLARED = {"open": [{"port": 8080, "comment": "gateway"}], "ssh_ports": [22], "engine_ports": [18100]}
 TRIAL = {"open": [{"port": 9001}], "ssh_ports": [22], "revert_seconds": 600}
 
 
@@ -243,6 +243,24 @@ def test_only_what_is_declared_is_open(server: Machine) -> None:
         server.ssh("python3 -c \"import socket; socket.create_connection(('127.0.0.1', 8081), 1)\"")
     finally:
         server.ssh(["systemctl", "stop", "t-8080", "t-8081"])
+
+
+@pytest.mark.parametrize(
+    ("uid", "port", "is_open"),
+    [(0, 18100, True), (999, 18100, True), (1000, 18100, False), (65534, 18100, False), (1000, 18099, True)],
+)
+def test_people_of_the_server_do_not_reach_the_engines_ports(
+    server: Machine, uid: int, port: int, is_open: bool
+) -> None:
+    """The system's own users do, as the gateway's and the engines' are."""
+    server.ssh(f"systemd-run --quiet --unit=t-{port} python3 -m http.server {port}")
+    connect = f"python3 -c \"import socket; socket.create_connection(('127.0.0.1', {port}), 2)\""
+    try:
+        server.ssh(f"for i in $(seq 50); do {connect} 2>/dev/null && break; sleep 0.1; done; {connect}")
+        done = server.ssh(f"setpriv --reuid={uid} --clear-groups {connect}", check=False)
+        assert (done.returncode == 0, "ConnectionRefusedError" in done.stderr) == (is_open, not is_open)
+    finally:
+        server.ssh(["systemctl", "stop", f"t-{port}"])
 
 
 @pytest.mark.long

@@ -90,6 +90,24 @@ def test_the_engine_runs_as_its_own_user_on_loopback_only(finished: Machine) -> 
     assert "*:18100" not in listening
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/invocations"])
+def test_people_of_the_server_ask_no_engine_past_the_gateway(finished: Machine, path: str) -> None:
+    code = (
+        "import http.client as h; c = h.HTTPConnection('127.0.0.1', {port}, timeout=10); "
+        "c.request('GET', '{path}'); print(c.getresponse().status)"
+    )
+
+    def said(user: str, port: int) -> str:
+        words = ["setpriv", f"--reuid={user}", "--clear-groups", "python3", "-I", "-c"]
+        done = finished.ssh([*words, code.format(port=port, path=path)], check=False)
+        return str(done.stdout or done.stderr.splitlines()[-1]).strip()
+
+    assert said("nobody", 18100) == "ConnectionRefusedError: [Errno 111] Connection refused"
+    # The same way others have an answer, so that what is refused is refused for the reason meant.
+    assert said("gpuready-engine", 18100).isdigit()
+    assert said("nobody", 8080).isdigit()
+
+
 def test_the_engine_cannot_write_outside_its_own_folders(finished: Machine) -> None:
     pid = shown(finished, "MainPID")
     # In the unit's own view of the files.

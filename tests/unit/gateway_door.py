@@ -83,6 +83,7 @@ class Engine(http.server.BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("X-Seen-Host", self.headers.get("Host", ""))
+        self.send_header("X-Seen-Key", self.headers.get("Authorization", "none"))
         self.end_headers()
         self.wfile.write(body)
 

@@ -116,6 +116,13 @@ def test_host_header_of_a_client_reaches_no_engine(door: Door, host: str) -> Non
 
 
 @needs_haproxy
+@pytest.mark.parametrize("name", ["Authorization", "authorization"])
+def test_key_of_a_client_reaches_no_engine(door: Door, name: str) -> None:
+    answer = door.ask(body('{"n": 1}'), headers={name: "Bearer sk-1"})
+    assert (answer.status, answer.headers["X-Seen-Key"]) == (200, "none")
+
+
+@needs_haproxy
 @pytest.mark.parametrize(
     "path",
     [

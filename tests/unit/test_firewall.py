@@ -114,6 +114,20 @@ def test_sources_of_both_families_become_two_rules() -> None:
     ]
 
 
+def test_people_of_the_server_are_kept_from_the_engines_ports() -> None:
+    read = firewall_rules.wanted_from({"engine_ports": [18101, 18100, "18101"]})
+    text = firewall_rules.render(read, {22})
+    chain = text[text.index("chain output") :].splitlines()
+    assert [line.strip() for line in chain] == [
+        "chain output {",
+        "type filter hook output priority filter; policy accept;",
+        'oifname "lo" tcp dport { 18100, 18101 } meta skuid >= 1000 reject with tcp reset '
+        'comment "engines, past the gateway"',
+        "}",
+        "}",
+    ]
+
+
 def test_every_wrong_entry_is_named_at_once() -> None:
     with pytest.raises(Refusal) as refused:
         firewall_rules.wanted_from(

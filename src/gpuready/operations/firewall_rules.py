@@ -12,6 +12,8 @@ from gpuready.outcome import Failure, Refusal
 
 TABLE = "inet gpuready"
 UNIT = "gpuready-firewall.service"
+FIRST_OF_PEOPLE = 1000
+"""The first uid that is not the system's own (UID_MIN of login.defs); the gateway's user and the engines' lie below."""
 CLEAR = f"add table {TABLE}\ndelete table {TABLE}\n"
 
 
@@ -49,6 +51,8 @@ class Wanted:
     """The ports that Ansible is told to use; those on which sshd listens are added on the server."""
     ssh_source: Sequence[str] = ()
     revert_seconds: int = 90
+    engine_ports: Sequence[int] = ()
+    """Where engines listen on loopback. They check no keys, so people of the server go through the gateway."""
 
 
 def wanted_from(data: dict[str, Any]) -> Wanted:
@@ -73,7 +77,8 @@ def wanted_from(data: dict[str, Any]) -> Wanted:
     if problems:
         raise Refusal(problems)
     ports = [int(port) for port in data.get("ssh_ports", [22])]
-    return Wanted(openings=openings, ssh_ports=ports, ssh_source=ssh.source, revert_seconds=seconds)
+    engines = [int(port) for port in data.get("engine_ports", [])]
+    return Wanted(openings, ports, ssh.source, seconds, engines)
 
 
 def _as_list(value: Any) -> list[str]:
@@ -122,8 +127,7 @@ def _is_network(text: str) -> bool:
 
 def render(wanted: Wanted, ssh_ports: Iterable[int]) -> str:
     """Return the rules as one transaction: the table is replaced in one step, other tables stay as they are."""
-    ports = ", ".join(str(port) for port in sorted(set(ssh_ports)))
-    ssh = Open(port=f"{{ {ports} }}" if "," in ports else ports, source=wanted.ssh_source, comment="SSH")
+    ssh = Open(port=_ports(ssh_ports), source=wanted.ssh_source, comment="SSH")
     rules = [
         'iifname "lo" accept',
         "ct state established,related accept",
@@ -140,5 +144,21 @@ def render(wanted: Wanted, ssh_ports: Iterable[int]) -> str:
         f"# Tried out before it was written; loaded at boot by {UNIT}.\n"
         f"{CLEAR}"
         f"table {TABLE} {{\n\tchain input {{\n"
-        f"\t\ttype filter hook input priority filter; policy drop;\n{body}\n\t}}\n}}\n"
+        f"\t\ttype filter hook input priority filter; policy drop;\n{body}\n\t}}\n{_straight_to_engines(wanted)}}}\n"
+    )
+
+
+def _ports(numbers: Iterable[int]) -> str:
+    ports = ", ".join(str(port) for port in sorted(set(numbers)))
+    return f"{{ {ports} }}" if "," in ports else ports
+
+
+def _straight_to_engines(wanted: Wanted) -> str:
+    """Return the chain that keeps people of the server from the engines' ports; it looks at who sends."""
+    if not wanted.engine_ports:
+        return ""
+    whom = f'oifname "lo" tcp dport {_ports(wanted.engine_ports)} meta skuid >= {FIRST_OF_PEOPLE}'
+    return (
+        "\tchain output {\n\t\ttype filter hook output priority filter; policy accept;\n"
+        f'\t\t{whom} reject with tcp reset comment "engines, past the gateway"\n\t}}\n'
     )

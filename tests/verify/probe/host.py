@@ -117,7 +117,7 @@ def firewall(_: dict[str, Any]) -> dict[str, Any]:
     timer = unit("gpuready-firewall-revert.timer").get("ActiveState")
     return {
         "loaded": listed.returncode == 0,
-        "open": re.findall(r"\btcp dport (\{[^}]*\}|\S+)", listed.stdout),
+        "open": re.findall(r"\btcp dport (\{[^}]*\}|\S+)(?=.* accept)", listed.stdout),
         "as_recorded": listed.stdout == recorded.get("table"),
         "file_as_recorded": read_text(ETC / "firewall.nft") == recorded.get("file"),
         "unit": unit(FIREWALL_UNIT),
