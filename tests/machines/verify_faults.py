@@ -81,6 +81,15 @@ REJECT = (
     "nft add table inet fault; nft 'add chain inet fault out { type filter hook output priority 0; }'; "
     "nft add rule inet fault out tcp dport 18100 reject with tcp reset"
 )
+# What somebody opened, and had confirmed.
+CONFIRMED = f"{STATE}/firewall.json"
+OPENED = (
+    f"cp {CONFIRMED} /root/away; nft insert rule inet gpuready output tcp dport 18100 accept; "
+    "nft --stateless list table inet gpuready | python3 -c 'import json, sys; "
+    f'known = json.load(open("{CONFIRMED}")); known["table"] = sys.stdin.read(); '
+    f'json.dump(known, open("{CONFIRMED}", "w"))\''
+)
+CLOSED_AGAIN = f"cp /root/away {CONFIRMED}; rm /root/away; nft -f /etc/gpuready/firewall.nft"
 CUT = (
     f"cd {MODEL}; mv model.safetensors /srv/whole; "
     "head -c 700000 /srv/whole > model.safetensors; chmod 444 model.safetensors"
@@ -231,6 +240,7 @@ FAULTS = (
         f"{ENGINE} has NoNewPrivileges=no",
     ),
     Fault("test_engines_listen_on_loopback_only", *listener(ENGINE, 19999), f"{ENGINE} listens on 0.0.0.0:19999"),
+    Fault("test_engines_answer_no_people_of_the_server", OPENED, CLOSED_AGAIN, f"{ENGINE} says connected to nobody"),
     Fault("test_engines_generate", REJECT, "nft delete table inet fault", "chat.0 gave no token", quick=True),
     # It is active, and silent as a busy one would be, but its counters stand still.
     Fault(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -125,6 +128,40 @@ def test_people_of_the_server_are_kept_from_the_engines_ports() -> None:
         'comment "engines, past the gateway"',
         "}",
         "}",
+    ]
+
+
+ASKED = """
+import os, socket, subprocess, sys
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+subprocess.run(["nft", "--file", sys.argv[1]], check=True)
+listening = [socket.create_server(("127.0.0.1", port)) for port in (18099, 18100)]
+for uid, port in (one.split(":") for one in sys.argv[2:]):
+    child = os.fork()
+    if not child:
+        os.setuid(int(uid))
+        print(uid, port, os.strerror(socket.socket().connect_ex(("127.0.0.1", int(port)))), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not all(shutil.which(name) for name in ("nft", "ip", "unshare")),
+    reason="only root, with nft, can try rules in a network of its own; booted machines test them too",
+)
+def test_the_kernel_refuses_people_at_the_engines_ports_alone(tmp_path: Path) -> None:
+    rules = tmp_path / "rules.nft"
+    rules.write_text(firewall_rules.render(firewall_rules.Wanted(engine_ports=[18100]), {22}))
+    asked = ["0:18100", "999:18100", "1000:18100", "65534:18100", "1000:18099"]
+    words = ["unshare", "--net", sys.executable, "-c", ASKED, str(rules), *asked]
+    said = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    assert said.splitlines() == [
+        "0 18100 Success",
+        "999 18100 Success",
+        "1000 18100 Connection refused",
+        "65534 18100 Connection refused",
+        "1000 18099 Success",
     ]
 
 

@@ -90,6 +90,24 @@ def test_without_our_packet_filter_torchs_rendezvous_is_told() -> None:
     assert f"{UNIT} listens on {RENDEZVOUS}, expected" in said_by(audit.test_engines_listen_on_loopback_only, one)
 
 
+@pytest.mark.parametrize(
+    ("answer", "has_filter", "said"),
+    [
+        ("Connection refused", True, ""),
+        ("connected", True, f"host h: {UNIT} says connected to nobody, expected Connection refused past the gateway"),
+        ("timed out", True, f"host h: {UNIT} says timed out to nobody, expected Connection refused past the gateway"),
+        ("connected", False, "skipped: h leaves the packet filter alone (base_firewall_enabled is false): close the"),
+    ],
+)
+def test_people_of_the_server_have_no_answer_of_an_engine(answer: str, has_filter: bool, said: str) -> None:
+    asked = server([0])
+    asked.snapshot["topics"]["replicas"]["chat.0"]["to_nobody"] = answer
+    asked.snapshot["host"]["firewall"] = has_filter
+    found = said_by(audit.test_engines_answer_no_people_of_the_server, asked)
+    assert found.startswith(said)
+    assert bool(found) == bool(said)
+
+
 # ------------------------------------------------------------------------------------------------ GPUs
 
 

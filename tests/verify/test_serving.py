@@ -9,6 +9,7 @@ from tests.verify.server import Server
 
 SLOW_SECONDS = 5
 """A token of an engine that has nothing else to do comes sooner."""
+CLOSED = "Connection refused"
 LOOPBACK = ("127.", "[::1]", "[::ffff:127.")
 # What both kinds of unit promise, as systemd tells it.
 SANDBOX_OF_ALL = {
@@ -122,6 +123,19 @@ def test_engines_listen_on_loopback_only(server: Server) -> None:
             f"{', '.join(open_to_all)} in your own firewall, and all other ports that nobody needs: torch's workers "
             "meet there, and at another port after each start"
         )
+
+
+@pytest.mark.depends_on("test_replicas_run", "test_the_packet_filter_is_loaded")
+def test_engines_answer_no_people_of_the_server(server: Server) -> None:
+    if not server.recorded("firewall"):
+        pytest.skip(
+            f"{server.name} leaves the packet filter alone (base_firewall_enabled is false): close the engines' ports "
+            "on loopback to people of the server in your own firewall, or they ask engines past the gateway"
+        )
+    found = [
+        f"{unit} says {now['to_nobody']} to nobody" for unit, now in replicas(server) if now["to_nobody"] != CLOSED
+    ]
+    server.demand(found, f"{CLOSED} past the gateway")
 
 
 def is_rendezvous(socket: str) -> bool:

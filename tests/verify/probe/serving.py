@@ -30,6 +30,7 @@ from tests.verify.probe.reading import (
     unit,
 )  # fmt: skip
 
+NOBODY = "nobody"
 GATEWAY_RUN = Path("/run/gpuready-gateway")
 GATEWAY_UNIT = "gpuready-gateway.service"
 UNKNOWN_MODEL = "gpuready-verify/no-such-model"
@@ -147,10 +148,13 @@ def replicas(record: dict[str, Any]) -> dict[str, Any]:
     """Return each replica's unit, release, process and sockets."""
     sockets = listeners()
     pairs = [(one, part) for one in record["plan"]["deployments"] for part in one["replicas"]]
-    return {f"{one['name']}.{part['index']}": _replica(one["name"], part["index"], sockets) for one, part in pairs}
+    return {
+        f"{one['name']}.{part['index']}": _replica(one["name"], part["index"], part["port"], sockets)
+        for one, part in pairs
+    }
 
 
-def _replica(name: str, index: int, sockets: list[tuple[str, int, int]]) -> dict[str, Any]:
+def _replica(name: str, index: int, port: int, sockets: list[tuple[str, int, int]]) -> dict[str, Any]:
     replica = f"{name}.{index}"
     state = unit(f"gpuready-engine@{replica}.service", "After", *SANDBOX)
     link = STATE / "replicas" / name / str(index) / "current"
@@ -169,8 +173,21 @@ def _replica(name: str, index: int, sockets: list[tuple[str, int, int]]) -> dict
         "on_trial": (RUN / ".trial" / replica).exists(),
         "unit_digest": (digest_of(Path("/etc/systemd/system/gpuready-engine@.service")) or "")[:16],
         "process": _process(state.get("MainPID", "0")),
-        "listens": sorted({f"{address}:{port}" for address, port, pid in sockets if pid in pids}),
+        "listens": sorted({f"{address}:{at}" for address, at, pid in sockets if pid in pids}),
+        "to_nobody": _connect(port, NOBODY),
     }
+
+
+def _connect(port: int, user: str) -> str:
+    """Return what comes of a connection on loopback with a user's rights: connected, or why not."""
+    code = (
+        "import socket, sys\n"
+        "try: socket.create_connection(('127.0.0.1', int(sys.argv[1])), 3)\n"
+        "except OSError as error: print(error.strerror or error)\n"
+        "else: print('connected')"
+    )
+    said = run("/usr/bin/python3", "-I", "-c", code, str(port), user=user)
+    return last_line(said.stdout) or last_line(said.stderr)
 
 
 def _process(pid: str) -> dict[str, str]:
