@@ -10,6 +10,7 @@ import pytest
 from gpuready import catalog
 from gpuready.planning import advisories
 from gpuready.planning.advisories import Exposure, failures, judge, of_release, unknown_ids
+from gpuready.planning.flags import split
 from gpuready.planning.memory.versions import parse
 from gpuready.rendering.advisories import page
 
@@ -61,6 +62,16 @@ def test_nothing_is_open_for_text_models_on_the_default_stack() -> None:
     versions = {name: data["version"] for name, data in catalog.load("stacks")["stacks"]["cu128"]["engines"].items()}
     for engine, version in versions.items():
         assert open_ids(exposure(version, engine=engine)) == set()
+
+
+def test_a_flag_that_an_advisory_is_about_counts_in_every_spelling() -> None:
+    for flags in (
+        {"speculative-config": {"method": "extract_hidden_states"}},
+        {"speculative_config.method": "extract_hidden_states"},
+        {"speculative-config": '{"method": "extract_hidden_states"}'},
+    ):
+        declared = split("w", flags, "vllm", "0.19.1").rest
+        assert open_ids(exposure(flags=declared)) == {"CVE-2026-44223", "CVE-2026-54234"}
 
 
 def test_models_that_take_images_are_refused_until_each_id_is_accepted() -> None:

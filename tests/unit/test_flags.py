@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from gpuready.planning import support
+from gpuready.planning.features import feature_flags
 from gpuready.planning.flags import OWN, settings_of, split, table
 from gpuready.planning.flags.values import refusal
+from gpuready.planning.options.entry import Entry
+from gpuready.planning.options.vllm import written
 from gpuready.planning.support.capability import engines
 
 PARSERS = Path(__file__).parent / "data/parsers"
@@ -81,7 +84,9 @@ def test_refusals_name_the_flag_and_what_is_right(
         ),
         (V, {"hf-overrides": {"a": [None, 1]}}, {"hf-overrides": {"a": [None, 1]}}),
         (V, {"max-num-seqs": None}, {}),
-        (V, {"hf-overrides.rope_theta": 5.0}, {"hf-overrides.rope_theta": 5.0}),
+        (V, {"hf_overrides.rope_theta": 5.0}, {"hf-overrides": {"rope_theta": 5.0}}),
+        (V, {"enable-auto-tool-choice": "true"}, {"enable-auto-tool-choice": True}),
+        (S, {"enable-mixed-chunk": "false"}, {"enable-mixed-chunk": False}),
         (V, {"no-enable-log-requests": True}, {"no-enable-log-requests": True}),
         (V, {"cudagraph-capture-sizes": [1, 2, 4]}, {"cudagraph-capture-sizes": [1, 2, 4]}),
         (V, {"override-generation-config": '{"top_k": -1}'}, {"override-generation-config": '{"top_k": -1}'}),
@@ -154,6 +159,60 @@ def test_two_spellings_of_one_flag_are_refused(engine: tuple[str, str], flags: d
     assert split("w", flags, *engine).failures[0].sentence() == (
         f"w, flags.{second} and flags.{first} are the same flag; keep one of them."
     )
+
+
+@pytest.mark.parametrize("value", [True, False, None, "1e5", "true", "0123", 1e-05, [1, "x"], "a: b\n- c"])
+def test_a_part_named_with_dots_stands_in_its_mapping_as_it_was_written(value: Any) -> None:
+    """vLLM's reader of its file would have a switch take the next flag for its value, and read a text as a number."""
+    found = split("w", {"compilation-config.pass_config.one": value, "compilation_config.level": 3}, *V)
+    assert (found.settings, found.failures) == ({}, [])
+    assert found.rest == {"compilation-config": {"pass_config": {"one": value}, "level": 3}}
+    said = written(Entry("compilation-config", found.rest["compilation-config"], ""))
+    assert said is not None
+    assert json.loads(said.value) == {"pass_config": {"one": value}, "level": 3}
+
+
+def test_parts_named_with_dots_and_as_a_mapping_are_one() -> None:
+    flags = {"compilation-config": {"pass_config": {"a": 1}}, "compilation-config.pass_config.b": 2}
+    assert split("w", flags, *V).rest == {"compilation-config": {"pass_config": {"a": 1, "b": 2}}}
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"compilation-config": {"mode": 3}, "compilation-config.mode": 0},
+        {"compilation-config": {"pass_config": {"a": 1}}, "compilation-config.pass_config": 2},
+        {"compilation-config": '{"mode": 3}', "compilation-config.mode": 0},
+        {"compilation-config.pass_config": None, "compilation-config.pass_config.a": 1},
+    ],
+)
+def test_a_part_that_is_set_twice_is_refused(flags: dict[str, Any]) -> None:
+    first, second = flags
+    assert f"w, flags.{second} and flags.{first} are the same flag" in refused(flags, V)
+
+
+@pytest.mark.parametrize(
+    ("engine", "name", "sentence"),
+    [
+        (V, "port.x", "is set by gpuready itself"),
+        (V, "seed.x", "has no such flag; did you mean seed?"),
+        (V, "hf-overrides.", "has no such flag; did you mean hf-overrides?"),
+        (V, "MAX-NUM-SEQS", "has no such flag; did you mean max-num-seqs?"),
+        (S, "page-size.x", "has no such flag; did you mean page-size?"),
+        (T, "..", "has no such flag; remove it"),
+        (T, "backend.x", "is set by gpuready itself"),
+    ],
+)
+def test_a_part_of_what_is_no_mapping_is_refused(engine: tuple[str, str], name: str, sentence: str) -> None:
+    assert sentence in refused({name: 1}, engine)
+
+
+def test_a_draft_and_a_part_of_its_flag_say_the_same() -> None:
+    rest = split("w", {"speculative-config.num_speculative_tokens": 3}, *V).rest
+    _, failures = feature_flags("w", {"engine": "vllm", "draft": {"tokens": 2}}, V[1], rest)
+    assert [one.sentence() for one in failures] == [
+        "w, flags.speculative-config and draft say the same; keep one of them."
+    ]
 
 
 def test_other_spellings_are_settings_of_the_planner_too() -> None:

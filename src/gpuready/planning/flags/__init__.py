@@ -10,7 +10,7 @@ from gpuready.planning.flags.former import former
 from gpuready.planning.flags.owned import OWN, SECRET
 from gpuready.planning.flags.settings import SETTINGS, Setting, says_nothing, setting, settings_of
 from gpuready.planning.flags.table import Table, table
-from gpuready.planning.flags.values import choice_refusal, refusal, shown, strange
+from gpuready.planning.flags.values import as_meant, choice_refusal, refusal, shown, strange
 
 __all__ = ["OWN", "SECRET", "SETTINGS", "Setting", "Split", "settings_of", "spelled", "split", "table"]
 
@@ -42,7 +42,7 @@ def split(where: str, flags: Mapping[str, Any], engine: str, version: str) -> Sp
     written: dict[str, str] = {}
     owned = {release.canonical(name): (name, known) for name, known in settings_of(engine, version).items()}
     for key, value in _named(flags, engine):
-        name = spelled(key, engine)
+        name, value = _whole(spelled(key, engine), value, engine, release)
         told = None if release.canonical(name) in owned else former(engine, name, value, release)
         if told is not None and told.flags is None:
             what = f"{where}, flags.{key}: {release.title} {_lacks(release, name)}"
@@ -52,7 +52,7 @@ def split(where: str, flags: Mapping[str, Any], engine: str, version: str) -> Sp
             found.notes.append(_told(key, told.flags, release))
         for one, its in told.flags.items() if told and told.flags is not None else ((name, value),):
             canonical = release.canonical(one)
-            if canonical in written and not _parts(found.rest, one, its):
+            if canonical in written and _joined(found.rest.get(one), its) is None:
                 what = f"{where}, flags.{key} and flags.{written[canonical]} are the same flag"
                 refused: Failure | None = Failure("plan.flag_twice", what, "", "keep one of them")
             else:
@@ -75,10 +75,32 @@ def _named(flags: Mapping[str, Any], engine: str, above: str = "") -> Iterator[t
             yield above + key, value
 
 
-def _parts(rest: Mapping[str, Any], name: str, value: Any) -> bool:
-    """Say whether a value is another part of a mapping that is there already."""
-    there = rest.get(name)
-    return isinstance(there, Mapping) and isinstance(value, Mapping) and not there.keys() & value.keys()
+def _whole(name: str, value: Any, engine: str, release: Table) -> tuple[str, Any]:
+    """Return a part of a mapping, named with dots, as the mapping that it is a part of.
+
+    vLLM's reader takes the word behind such a name for its value, and finds none where that is true or false; all that
+    is judged by a whole flag, such as its advisories, would not see the part.
+    """
+    first, *parts = name.split(".")
+    whole = release.flag(first)
+    if engine == "tensorrt_llm" or not all(parts) or whole is None or refusal(whole, {}):
+        return name, value
+    for part in reversed(parts):
+        value = {part: value}
+    return first, value
+
+
+def _joined(there: Any, more: Any) -> dict[str, Any] | None:
+    """Return two parts of a mapping as one; None where they are none, or both set the same."""
+    if not isinstance(there, Mapping) or not isinstance(more, Mapping):
+        return None
+    found = dict(there)
+    for key, value in more.items():
+        both = _joined(found[key], value) if key in found else value
+        if both is None and key in found:
+            return None
+        found[key] = both
+    return found
 
 
 def _taken(
@@ -91,12 +113,12 @@ def _taken(
     if known is not None and value is None:
         return None  # as where it does not stand at all
     if known is None or says_nothing(known, value):
-        # A part of a mapping is not known here, only the whole.
+        # A nested one may not be known here.
         said = refusal(flag, value) if flag is not None else ""
         if isinstance(value, list) and not release.lists:
             said = "its reader takes no list from the file"
-        there = found.rest.get(name)
-        found.rest[name] = {**there, **value} if isinstance(there, Mapping) and isinstance(value, Mapping) else value
+        joined = _joined(found.rest.get(name), value)
+        found.rest[name] = as_meant(flag, value) if joined is None else joined
         return Failure("plan.flag", what, said, "correct it") if said else None
     taken, refused = setting(what, known, f"no-{usual}" if name.startswith("no-") else usual, value)
     if refused is None and flag is not None and (said := choice_refusal(flag, value)):
@@ -113,13 +135,16 @@ def _refused(what: str, name: str, value: Any, engine: str, release: Table, owne
     if name in SECRET or canonical in SECRET:
         why = "is a secret, and rendered files are no place for one"
         return Failure("plan.flag_secret", f"{what} {why}", "", "remove it; engines listen on loopback only")
-    if name in own or canonical in own:
-        return Failure("plan.flag", f"{what} is set by gpuready itself", "", own.get(name) or own[canonical])
-    whole = release.flag(name.partition(".")[0])
+    first, *parts = name.split(".")
+    if any(one in own for one in (name, canonical, first)):
+        instead = next(own[one] for one in (name, canonical, first) if one in own)
+        return Failure("plan.flag", f"{what} is set by gpuready itself", "", instead)
+    # Only TensorRT-LLM's file is nested.
+    whole = release.flag(first) if engine == "tensorrt_llm" and all(parts) else None
     known = release.flag(name) or whole
     near = "" if release.flag(name) else release.near(name)
     if known is None or (whole and near.startswith(f"{whole.name}.")):
-        if not release.complete and not near:
+        if not release.complete and not near and all((first, *parts)):
             return _unfit(what, value)
         said = f"{what}: {release.title} {_lacks(release, name)}"
         return Failure("plan.flag", said, "", f"did you mean {near}?" if near else "remove it")

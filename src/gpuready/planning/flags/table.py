@@ -60,7 +60,7 @@ class Table:
 
     def near(self, name: str) -> str:
         """Return the flag that is spelled most like a name; empty where none is like it."""
-        return _near(name.removeprefix("no-"), self.flags)
+        return _near(name.lower().removeprefix("no-"), self.flags)
 
     def near_variable(self, name: str) -> str:
         """Return the variable that is spelled most like a name; empty where none is like it."""

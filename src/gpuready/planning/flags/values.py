@@ -40,6 +40,15 @@ def refusal(known: Known, value: Any) -> str:
     return choice_refusal(known, value)
 
 
+def as_meant(known: Known | None, value: Any) -> Any:
+    """Return true or false where a flag that is one of them has it as a text, which `-e` makes of it.
+
+    vLLM's reader would write such a text behind a flag that takes none.
+    """
+    is_truth = known is not None and known.kind in ("switch", "bool") and isinstance(value, str)
+    return value == "true" if is_truth else value
+
+
 _JSON = "allowed is a mapping or a list, or a text that is JSON"
 
 
