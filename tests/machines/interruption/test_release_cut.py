@@ -39,14 +39,13 @@ class Pictures:
     """What the disk held between the steps of a run, each state once."""
 
     sim: Sim
-    machine: Machine
     taken: dict[str, str] = field(default_factory=dict)
     """The image of each state, by the step before which it was."""
     _seen: set[str] = field(default_factory=set)
 
-    def take(self, run: Run) -> None:
+    def take(self, machine: Machine, run: Run) -> None:
         """Take pictures until the run is over."""
-        at, on = (self.machine.root / f"var/halt/{name}" for name in ("at", "on"))
+        at, on = (machine.root / f"var/halt/{name}" for name in ("at", "on"))
         last = ""
         while not run.is_over():
             said = at.read_text() if at.exists() else ""
@@ -54,17 +53,17 @@ class Pictures:
                 time.sleep(0.002)
                 continue
             last = said
-            self._keep(said)
+            self._keep(machine.root, said)
             on.write_text(said.split()[0])
-        self._keep("the end")
+        self._keep(machine.root, "the end")
 
-    def _keep(self, step: str) -> None:
-        state = state_of(self.machine.root)
+    def _keep(self, root: Path, step: str) -> None:
+        state = state_of(root)
         if state in self._seen:
             return
         self._seen.add(state)
         image = f"cut-{os.getpid()}-{len(self.taken)}-{state}"
-        pool.snapshot(self.sim, self.machine.root, self.sim.pool / "images" / image)
+        pool.snapshot(self.sim, root, self.sim.pool / "images" / image)
         self.taken[step] = image
 
     def remove(self) -> None:
@@ -95,21 +94,21 @@ def pictures(
     sim: Sim, lanes: Lanes, image: str, wanted: Callable[[Machine], Mapping[str, Any]], rc: int
 ) -> Iterator[dict[str, str]]:
     """Run a release, and give what a power cut would have left between its steps."""
-    with lanes.machine("steps", image) as machine:
-        wait_until_serving(machine)
-        place = "/usr/lib/python3/dist-packages/halting"
-        machine.ssh(f"mkdir -p /var/halt; cat > {place}.py; echo import halting > {place}.pth", stdin=HALTING)
-        extra = wanted(machine)
-        machine.ssh("touch /run/halt-at-changes")
-        found = Pictures(sim, machine)
-        try:
+    found = Pictures(sim)
+    try:
+        with lanes.machine("steps", image) as machine:
+            wait_until_serving(machine)
+            place = "/usr/lib/python3/dist-packages/halting"
+            machine.ssh(f"mkdir -p /var/halt; cat > {place}.py; echo import halting > {place}.pth", stdin=HALTING)
+            extra = wanted(machine)
+            machine.ssh("touch /run/halt-at-changes")
             with Run(sim, machine, BOOK, extra) as run:
-                found.take(run)
+                found.take(machine, run)
                 played = run.wait()
             assert played.rc == rc, played.stdout
-            yield found.taken
-        finally:
-            found.remove()
+        yield found.taken
+    finally:
+        found.remove()
 
 
 def release_of(machine: Machine) -> int:
