@@ -94,6 +94,15 @@ def drop(name: str) -> Callable[[Path], None]:
     return unlink
 
 
+GARBLED = (
+    tensor("U8", [-2, -4], 0, 8),
+    {**tensor("U8", [8], 0, 8), "shape": [8.5]},
+    {**tensor("U8", [8], 0, 8), "shape": [float("inf")]},
+    {**tensor("U8", [8], 0, 8), "data_offsets": [False, 8]},
+    {**tensor("U8", [8], 0, 8), "dtype": None},
+    {**tensor("U8", [8], 0, 8), "dtype": ["U8"]},
+)
+"""Tensors that lie about themselves."""
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 4976698672\n"
 
 
@@ -113,7 +122,12 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 49
         (put(SHARDS[1], safetensors({"c": {"dtype": "BF16"}}, b"")), "model.header"),
         (put(SHARDS[1], safetensors({"c": tensor("U8", [5], 3, 8)}, bytes(8))), "model.header"),
         (put(SHARDS[1], safetensors({"other": tensor("U8", [5], 0, 5)}, bytes(5))), "model.index"),
+        *((put(SHARDS[1], safetensors({"c": one}, bytes(8))), "model.header") for one in GARBLED),
         (put(models.INDEX, b'{"weight_map": []}'), "model.index"),
+        # What may run code is no way around the list of what may not.
+        (put(models.INDEX, b'{"weight_map": {"a": "pytorch_model.bin"}}'), "model.index"),
+        (put(models.INDEX, b'{"weight_map": {"a": ""}}'), "model.index"),
+        (put(models.INDEX, b'{"weight_map": {"a": "config.json"}}'), "model.index"),
         (drop("config.json"), "model.missing_file"),
         (put("config.json", b"{"), "model.not_json"),
         (put("config.json", b"[]"), "model.not_json"),
@@ -124,6 +138,32 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 49
 def test_each_thing_that_can_be_wrong_is_named(model: Path, spoil: Callable[[Path], None], code: str) -> None:
     spoil(model)
     assert codes(model) == [code]
+
+
+def test_weights_without_a_tensor_are_none(model: Path) -> None:
+    for name in (*SHARDS, models.INDEX):
+        (model / name).unlink()
+    (model / "model.safetensors").write_bytes(safetensors({"__metadata__": {"format": "pt"}}, b""))
+    assert codes(model) == ["model.no_weights"]
+
+
+def test_an_index_of_pickles_that_names_a_missing_one(model: Path) -> None:
+    for name in (*SHARDS, models.INDEX):
+        (model / name).unlink()
+    (model / "pytorch_model.bin.index.json").write_text('{"weight_map": {"a": "pytorch_model-1.bin"}}')
+    with pytest.raises(Refusal) as caught:
+        models.read_model(model, pickle=True)
+    assert [one.sentence() for one in caught.value.failures] == [
+        f"{model}/pytorch_model-1.bin is missing; copy the model again, with a tool that compares checksums."
+    ]
+
+
+@pytest.mark.parametrize("ranks", [{"r": 0}, {"r": -8}, {"r": 8, "rank_pattern": {"q_proj": "64"}}, {"r": True}, {}])
+def test_an_adapter_whose_rank_is_none(tmp_path: Path, ranks: dict[str, Any]) -> None:
+    (tmp_path / "adapter_model.safetensors").write_bytes(safetensors({"a": tensor("U8", [8], 0, 8)}, bytes(8)))
+    (tmp_path / "adapter_config.json").write_text(json.dumps(ranks))
+    with pytest.raises(Refusal, match="engines load LoRA adapters alone"):
+        models.read_adapter(tmp_path)
 
 
 def test_everything_that_is_wrong_is_said_at_once(model: Path) -> None:

@@ -53,7 +53,7 @@ def weight_names(place: Place, pickle: bool = False, stem: str = "model") -> tup
     for suffix, kept in ((".safetensors", True), (".bin", pickle)):
         index = f"{stem}{suffix}.index.json" if suffix == ".safetensors" else f"pytorch_{stem}{suffix}.index.json"
         if kept and index in names:
-            return _of_index(place, index)
+            return _of_index(place, index, (suffix,) if suffix == ".safetensors" else PICKLES)
         found = [name for name in names if name.endswith(suffix if suffix != ".bin" else PICKLES)]
         single = [name for name in (f"{stem}{suffix}", f"pytorch_{stem}{suffix}") if name in found]
         if kept and found:
@@ -67,13 +67,18 @@ def weight_names(place: Place, pickle: bool = False, stem: str = "model") -> tup
     raise BadModel("model.no_weights", f"{place.title} holds no safetensors weights", why, fix)
 
 
-def _of_index(place: Place, index: str) -> tuple[list[str], dict[str, str]]:
+def _of_index(place: Place, index: str, suffixes: tuple[str, ...]) -> tuple[list[str], dict[str, str]]:
     wanted = _object(place, index).get("weight_map")
     if not isinstance(wanted, dict) or not all(isinstance(one, str) for one in wanted.values()) or not wanted:
         raise BadModel("model.index", f"{place.where(index)} has no weight_map")
     inside = [name for name in wanted.values() if "/" in name or name.startswith(".")]
     if inside:
         raise BadModel("model.index", f"{place.where(index)} names {inside[0]}, a file outside the model's folder")
+    # Else a list of safetensors would be a way in for files that can run code.
+    other = [name for name in wanted.values() if not name.endswith(suffixes)]
+    if other:
+        what = f"{place.where(index)} names {other[0][:100]!a}, which is no {' or '.join(suffixes)} file"
+        raise BadModel("model.index", what)
     return sorted(set(wanted.values())), wanted
 
 
@@ -131,9 +136,16 @@ def read_place(place: Place, *, pickle: bool = False) -> dict[str, Any]:
     if not any(all(one in beside for one in group) for group in _TOKENIZERS):
         known = ", ".join(" with ".join(group) for group in _TOKENIZERS)
         failures.append(Failure("model.no_tokenizer", f"{place.title} holds no tokenizer", "", f"add one of {known}"))
+    pickled = [name for name in names if not name.endswith(".safetensors")]
+    failures += [
+        Failure("model.missing_shard", f"{place.where(name)} is missing", "", COPY)
+        for name in pickled
+        if name not in beside
+    ]
+    if shards and not refused and not any(shard.tensors for shard in shards.values()):
+        failures.append(Failure("model.no_weights", f"the weights of {place.title} hold no tensor", "", COPY))
     if failures:
         raise Refusal(failures)
-    pickled = [name for name in names if name not in shards]
     if pickled:
         # Such a file has no header that could be read without running it: its bytes are all that is known.
         said = {"config": config, "weight_bytes": sum(map(place.size, pickled)), "tensors": {}, "kinds": None}
@@ -242,15 +254,15 @@ def read_adapter_place(place: Place, *, pickle: bool = False) -> dict[str, Any]:
     # A rank of its own for some layers is greater than the usual one in some adapters.
     patterns = config.get("rank_pattern")
     ranks = [config.get("r"), *(patterns.values() if isinstance(patterns, dict) else ())]
-    known = [rank for rank in ranks if isinstance(rank, int) and not isinstance(rank, bool)]
+    wrong = [rank for rank in ranks if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1]
     kind = str(config.get("peft_type") or "LORA")
-    if kind.upper() != "LORA" or not known or config.get("use_dora"):
-        said = "DoRA" if config.get("use_dora") else f"of type {kind}, rank {config.get('r')!r}"
+    if kind.upper() != "LORA" or wrong or config.get("use_dora"):
+        said = "DoRA" if config.get("use_dora") else f"of type {kind}, rank {(wrong or ranks)[0]!r}"
         what = f"{place.where(ADAPTER)} is not that of a LoRA adapter"
         raise Refusal(Failure("model.adapter", what, f"it is {said}", "engines load LoRA adapters alone"))
     return {
         "adapter": config,
-        "rank": max(known),
+        "rank": max(ranks),
         "base_model": config.get("base_model_name_or_path"),
         "weight_bytes": bytes_,
         "tensors": {name: len(shard.tensors) for name, shard in shards.items()},

@@ -131,14 +131,26 @@ def judged(where: str, size: int, content: bytes) -> Shard:
     return Shard(header)
 
 
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r}, which is no count")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r}, which is no dtype")
+    return value
+
+
 def _end_of_data(where: str, header: Mapping[str, Any]) -> int:
     """Return where the data ends; tensors follow each other without gap or overlap."""
     spans = []
     for name, entry in header.items():
         try:
-            begin, end = (int(one) for one in entry["data_offsets"])
-            shape = [int(one) for one in entry["shape"]]
-            bits = _BITS.get(entry["dtype"])
+            begin, end = (_count(one) for one in entry["data_offsets"])
+            shape = [_count(one) for one in entry["shape"]]
+            bits = _BITS.get(_text(entry["dtype"]))
         except (KeyError, TypeError, ValueError) as error:
             what = f"{where} has a broken safetensors header"
             raise BadModel("model.header", what, f"tensor {name} lacks or garbles {error}") from error
