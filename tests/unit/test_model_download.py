@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import standin_model_hub
 from tests.standin_model_hub import COMMIT, Faults, Repository, StandinHub
 
 from gpuready.cli.model import VERBS
@@ -568,7 +569,7 @@ def test_code_is_named_by_the_facts_and_fetched_only_where_it_is_trusted(hub: St
 
 
 @pytest.mark.parametrize(
-    "name", ["../evil.json", "/etc/evil.json", "a/../../evil.json", "a\\..\\evil.json", "x\n.json"]
+    "name", ["../evil.json", "/etc/evil.json", "a/../../evil.json", "a\\..\\evil.json", "x\n.json", "x\ud800.json"]
 )
 def test_names_that_would_leave_the_folder(hub: StandinHub, store: Path, name: str) -> None:
     hub.repositories[NAME].commits[COMMIT] = {**FILES, name: b"{}"}
@@ -580,6 +581,51 @@ def test_an_index_that_names_a_file_outside(hub: StandinHub, store: Path) -> Non
     index = json.dumps({"weight_map": {"a": "../../etc/shadow"}}).encode()
     hub.repositories[NAME].commits[COMMIT] = {**FILES, "model.safetensors.index.json": index}
     assert "names ../../etc/shadow, a file outside the model's folder" in refusal(hub)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"size": -5}, "'README.md' has -5 bytes"),
+        ({"size": float("inf")}, "answers in an unknown form about org/model"),
+        ({"oid": None}, "it names no hash of 'README.md'"),
+        ({"oid": "12ab"}, "it names no hash of 'README.md'"),
+        ({"lfs": {"size": 9, "oid": "sha256:12ab"}}, "it names no Sha256 of 'README.md'"),
+    ],
+)
+def test_a_list_that_says_nothing_to_judge_a_file_by(
+    hub: StandinHub, store: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], words: str
+) -> None:
+    right = standin_model_hub._entry
+    monkeypatch.setattr(
+        standin_model_hub,
+        "_entry",
+        lambda path, content: {**right(path, content), **(changed if path == "README.md" else {})},
+    )
+    assert words in refusal(hub)
+    assert hub.files_asked() == []
+
+
+def test_a_list_that_goes_on_in_a_file_of_this_server(hub: StandinHub, store: Path) -> None:
+    request = given(hub)
+    hub.page, hub.address = 3, "file://"
+    with pytest.raises(Refusal, match=r"it leads to file:///api/models/org/model/tree/.*"):
+        VERBS["bring"].run(Call(request, [], check=False))
+
+
+@pytest.mark.parametrize("name", [MANIFEST, "tokenizer.json.part"])
+def test_a_file_that_would_lie_where_our_own_are_is_left_out(hub: StandinHub, store: Path, name: str) -> None:
+    """Such as a folder of somebody's store that was uploaded as it was."""
+    hub.repositories[NAME].commits[COMMIT] = {**FILES, name: b'{"source": {}, "files": {}}'}
+    assert bring(hub).changed
+    assert is_right(folder_of(store))
+    assert not bring(hub).changed
+
+
+@pytest.mark.parametrize("said", ["\u00b2", "-5", "soon"])
+def test_a_number_of_a_header_that_is_none(hub: StandinHub, store: Path, said: str) -> None:
+    hub.faults = Faults(status=429, times=1000, headers={"Retry-After": said})
+    assert "it answers 429 Too Many Requests; run again later" in refusal(hub)
 
 
 # ------------------------------------------------------------------------------------- several at once, in parts

@@ -20,6 +20,7 @@ from gpuready.serving.models.transport import HubError, Transport
 ENDPOINTS = {"huggingface": "https://huggingface.co", "modelscope": "https://www.modelscope.cn"}
 NAMES = {"huggingface": "Hugging Face", "modelscope": "ModelScope"}
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _NEXT = re.compile(r'<([^>]+)>\s*;\s*rel="?next"?')
 _MOST_PAGES = 100
 _CUT = 3000
@@ -60,7 +61,7 @@ class Hub:
             found = list(self._files(repository, revision))
         except HubError as error:
             raise self.refused(error, repository, revision) from error
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             what = f"{self.title} answers in an unknown form about {repository}"
             raise BadModel("model.hub", what, f"{type(error).__name__}: {error}", _REACH) from error
         for one in found:
@@ -156,10 +157,7 @@ class HuggingFace(Hub):
             for one in page:
                 if one["type"] == "file":
                     large = one.get("lfs")
-                    size = int(large["size"] if large else one["size"])
-                    yield RemoteFile(
-                        str(one["path"]), size, large["oid"] if large else None, None if large else one["oid"]
-                    )
+                    yield _listed(one["path"], (large or one)["size"], (large or one)["oid"], in_git=not large)
             following = _NEXT.search({key.lower(): value for key, value in headers.items()}.get("link", ""))
             if following is None:
                 return
@@ -199,15 +197,24 @@ class ModelScope(Hub):
             raise ValueError(f"it lists {len(entries)} files, and cuts its lists at {_CUT}")
         for one in entries:
             if one["Type"] != "tree":
-                if not one.get("Sha256"):
-                    raise ValueError(f"it names no Sha256 of {one['Path']}")
-                yield RemoteFile(str(one["Path"]), int(one["Size"]), str(one["Sha256"]).lower())
+                yield _listed(one["Path"], one["Size"], one.get("Sha256"), in_git=False)
+
+
+def _listed(path: Any, size: Any, digest: Any, *, in_git: bool) -> RemoteFile:
+    """Return a file of a list. Without a whole hash nothing of it could be judged once it is here."""
+    name, count, told = str(path), int(size), str(digest).lower()
+    if count < 0:
+        raise ValueError(f"it says that {name[:100]!a} has {count} bytes")
+    if not (_COMMIT if in_git else _SHA256).fullmatch(told):
+        raise ValueError(f"it names no {'hash' if in_git else 'Sha256'} of {name[:100]!a}")
+    return RemoteFile(name, count, None if in_git else told, told if in_git else None)
 
 
 def _refuse_path(title: str, repository: str, path: str) -> None:
     parts = path.split("/")
-    bad = any(part in ("", ".", "..") or len(part.encode()) > 240 for part in parts)
-    if bad or "\\" in path or not path.isprintable():
+    # What is not printable is judged first: half of a surrogate pair has no bytes.
+    bad = "\\" in path or not path.isprintable()
+    if bad or any(part in ("", ".", "..") or len(part.encode()) > 240 for part in parts):
         what = f"{title} lists a file of {repository} that would leave the model's folder: {path[:100]!r}"
         raise BadModel("model.path", what, "", "do not use this repository, or this mirror")
 

@@ -15,6 +15,7 @@ from gpuready.planning.sources import title
 from gpuready.serving.models.files import INDEX, read_adapter_place, read_place, weight_names
 from gpuready.serving.models.hubs import Hub, RemoteFile
 from gpuready.serving.models.shards import BadModel
+from gpuready.serving.models.store import MANIFEST, PART
 from gpuready.serving.models.transport import HubError
 
 _FIRST_BYTES = 128 << 10
@@ -144,6 +145,8 @@ def needed(remote: Remote, kind: str, *, pickle: bool, code: bool) -> list[Remot
     wanted = set(weights)
     kinds = tuple(f"{suffix}.index.json" for suffix in {Path(name).suffix for name in weights})
     for name in remote.files:
+        if name == MANIFEST or name.endswith(PART):
+            continue  # of somebody's store: they would lie where our own are
         if _INDEXES.fullmatch(name):
             # The index of weights that are not fetched would lead an engine to them.
             takes = name.endswith(kinds)

@@ -51,7 +51,7 @@ class HubError(Exception):
     def retry_after(self) -> float | None:
         """Return the seconds that the hub asks us to wait; None where it does not say."""
         said = self.headers.get("Retry-After", "")
-        return float(said) if said.isdigit() else None
+        return float(said) if said.isdecimal() else None
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -92,14 +92,19 @@ class Transport:
                 raise HubError(_said(error)) from error
 
     def _follow(self, address: str, start: int, end: int | None) -> http.client.HTTPResponse:
+        before = self._origin[0]
         for _ in range(_MOST_REDIRECTS):
             parts = urlsplit(address)
+            # A hub's own list may lead elsewhere too, and urllib would read this server's files.
+            allowed = ("https",) if before == "https" else ("http", "https")
+            if parts.scheme not in allowed:
+                raise HubError(f"it leads to {_without_query(address)}, which is not {' or '.join(allowed)}", 302)
             headers = {"User-Agent": _AGENT, "Accept-Encoding": "identity"}
             if start or end is not None:
                 headers["Range"] = f"bytes={start}-{'' if end is None else end}"
             if (parts.scheme, parts.netloc) == self._origin:
                 headers |= self._credentials
-            request = urllib.request.Request(address, headers=headers)  # noqa: S310 - the scheme is checked below
+            request = urllib.request.Request(address, headers=headers)  # noqa: S310 - the scheme is checked above
             try:
                 response: http.client.HTTPResponse = self._opener.open(request, timeout=SILENCE_SECONDS)
                 return response
@@ -110,9 +115,6 @@ class Transport:
                         said = dict(error.headers.items())
                         raise HubError(f"it answers {error.code} {error.reason}", error.code, said) from error
             before, address = parts.scheme, urljoin(address, location)
-            allowed = ("https",) if before == "https" else ("http", "https")
-            if urlsplit(address).scheme not in allowed:
-                raise HubError(f"it redirects to {_without_query(address)}, which is not {' or '.join(allowed)}", 302)
         raise HubError(f"it redirects more than {_MOST_REDIRECTS} times", 302)
 
     def json(self, address: str) -> tuple[Any, Mapping[str, str]]:
@@ -168,7 +170,7 @@ def patiently(ask: Callable[[], _T], began: Callable[[], object] = lambda: None)
 
 def _length_of_range(response: http.client.HTTPResponse) -> int | None:
     said = response.headers.get("Content-Range", "").rpartition("/")[2]
-    return int(said) if said.isdigit() else None
+    return int(said) if said.isdecimal() else None
 
 
 def _without_query(address: str) -> str:
