@@ -176,7 +176,12 @@ def test_the_unit_waits_for_the_models_and_stops_later_than_the_engine() -> None
 
 
 def test_the_operators_copy_replaces_ours(tmp_path: Path) -> None:
-    assert rendered(own(tmp_path, "mine: {{ plan.model_path }}\n"))["serve.yaml"] == "mine: /data/m\n"
+    text = "{{ plan.options.model | options }}seed: {{ plan.replicas | length }}\n"
+    assert yaml.safe_load(rendered(own(tmp_path, text))["serve.yaml"]) == {
+        "model": "/data/m",
+        "served-model-name": "org/model: with 'quotes'",
+        "seed": 1,
+    }
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
@@ -203,6 +208,16 @@ def test_the_example_of_the_page_does_what_it_says(tmp_path: Path) -> None:
     found = yaml.safe_load(rendered(own(tmp_path, text))["serve.yaml"])
     assert (found["otlp-traces-endpoint"], found["shutdown-timeout"]) == ("http://127.0.0.1:4317", 120)
     assert found["max-num-seqs"] == 64
+
+
+def test_comments_and_settings_outside_of_blocks_are_nothing_lost(tmp_path: Path) -> None:
+    text = "{% set wanted = 7 %}\n" + EXTENDS + "# ours\n\n{% block stop %}seed: {{ 7 }}\n{% endblock %}"
+    assert yaml.safe_load(rendered(own(tmp_path, text))["serve.yaml"])["seed"] == 7
+
+
+def test_a_block_within_a_block_of_ours_is_the_operators_own(tmp_path: Path) -> None:
+    text = EXTENDS + "{% block stop %}{% block site %}seed: 7\n{% endblock %}{% endblock %}"
+    assert yaml.safe_load(rendered(own(tmp_path, text))["serve.yaml"])["seed"] == 7
 
 
 def test_the_page_names_every_block_and_filter() -> None:
@@ -249,6 +264,28 @@ def test_variables_that_an_operator_adds_are_checked(tmp_path: Path, line: str, 
         ),
         (EXTENDS + "{% block stop %}{{ plan.options.stopp | options }}{% endblock %}", "line 2) is wrong"),
         (EXTENDS + "{% block stop %}max-num-seqs: 1\n{% endblock %}", "not YAML, line 9: max-num-seqs stands twice"),
+        (
+            EXTENDS + "{% block memry %}seed: 1\n{% endblock %}",
+            "line 2) is wrong: shipped/serving/vllm/serve.yaml.j2 has no block memry; did you mean memory?",
+        ),
+        (
+            EXTENDS + "{% block xyz %}seed: 1\n{% endblock %}",
+            "has no block xyz; its blocks are batching, cache, declared",
+        ),
+        (EXTENDS + "# ours\nseed: 1\n", "what stands outside of its blocks is lost, for it extends shipped/serving"),
+        (EXTENDS + "{{ plan.options.model | options }}", "what stands outside of its blocks is lost"),
+        (
+            '{% extends "serving/vllm/serve.yaml.j2" %}',
+            "it extends or includes itself without end; ours is shipped/serving",
+        ),
+        (EXTENDS + "{% block model %}{% endblock %}", "has another model than gpuready's own, which is '/data/m'"),
+        (
+            EXTENDS + "{% block network %}host: 0.0.0.0\n{% endblock %}",
+            "has another host than gpuready's own, which is not",
+        ),
+        (EXTENDS + "{% block network %}trust_remote_code: true\n{% endblock %}", "has another trust-remote-code than"),
+        (EXTENDS + "{% block network %}api_key: [x]\n{% endblock %}", "has api-key, a secret, and rendered files"),
+        (EXTENDS + "{% block stop %}max_num_seqs: 1\n{% endblock %}", "has max-num-seqs twice, in two spellings"),
         ("a: [1\n", "what it makes is not YAML, line 2"),
         ("- a\n", "what it makes is no mapping"),
         ("1: a\n", "has the key 1, which is no text"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import traceback
 from collections.abc import Hashable, Mapping, Sequence
@@ -10,8 +11,10 @@ from typing import Any
 
 import jinja2
 import yaml
+from jinja2 import nodes
 
 from gpuready.outcome import Failure, Refusal
+from gpuready.planning.flags import OWN, SECRET, spelled, table
 from gpuready.rendering import values as written
 
 RELEASE_FILES = ("serve.yaml", "environment", "unit.conf")
@@ -58,11 +61,18 @@ class Renderer:
             Refusal: naming the file and line that is wrong.
         """
         try:
-            return self._environment.get_template(template).render(values)
+            text = self._environment.get_template(template).render(values)
+            self._refuse_lost(template)
+            return text
+        except Refusal:
+            raise
         except jinja2.TemplateNotFound as error:
             what = f"template {error.name} was not found"
             why = "" if error.name == template else f"{template} asks for it"
             raise Refusal(Failure("render.missing", what, why, f"looked in {', '.join(self._folders)}")) from error
+        except RecursionError as error:
+            why = f"it extends or includes itself without end; ours is {SHIPPED}/{template}"
+            raise self.refusal(template, self._place(error), why) from error
         except Exception as error:  # whatever an operator's template does wrong is said as a refusal
             raise self.refusal(template, self._place(error), str(error)) from error
 
@@ -70,6 +80,35 @@ class Renderer:
         """Return the refusal of what a template does wrong; `place` is the file and line, where they are known."""
         where = f"template {template}" + (f" ({place})" if place else "")
         return Refusal(Failure("render.template", f"{where} is wrong", why, "correct it; it sees spec, plan, server"))
+
+    def _refuse_lost(self, template: str) -> None:
+        """Refuse what a template that extends another one says in vain: jinja drops it without a word."""
+        tree, parent = self._read(template)
+        known = self._blocks(parent)
+        for node in tree.body if parent else ():
+            why = ""
+            if isinstance(node, nodes.Block) and node.name not in known:
+                near = difflib.get_close_matches(node.name, known, n=1)
+                meant = f"did you mean {near[0]}?" if near else f"its blocks are {', '.join(sorted(known))}"
+                why = f"{parent} has no block {node.name}; {meant}"
+            elif isinstance(node, nodes.Output) and any(_says(one) for one in node.nodes):
+                why = f"what stands outside of its blocks is lost, for it extends {parent}"
+            if why:
+                raise self.refusal(template, f"{self.file_of(template)}, line {node.lineno}", why)
+
+    def _read(self, template: str) -> tuple[nodes.Template, str]:
+        """Return a template's syntax tree, and the name of the one that it extends; empty where it extends none."""
+        source = self._environment.loader.get_source(self._environment, template)[0] if self._environment.loader else ""
+        tree = self._environment.parse(source)
+        named = [one.template.value for one in tree.find_all(nodes.Extends) if isinstance(one.template, nodes.Const)]
+        return tree, str(named[0]) if named else ""
+
+    def _blocks(self, template: str) -> set[str]:
+        """Return the names of the blocks of a template and of those that it extends."""
+        if not template:
+            return set()
+        tree, parent = self._read(template)
+        return {one.name for one in tree.find_all(nodes.Block)} | self._blocks(parent)
 
     def file_of(self, template: str) -> str:
         """Return the file that a template's name leads to."""
@@ -110,6 +149,8 @@ def render_release(
         said = wrong(files[name])
         if said:
             raise renderer.refusal(templates[name], renderer.file_of(templates[name]), said)
+    if said := wrong_own(yaml.safe_load(files["serve.yaml"]), deployment):
+        raise renderer.refusal(templates["serve.yaml"], renderer.file_of(templates["serve.yaml"]), said)
     return files
 
 
@@ -139,6 +180,39 @@ def wrong_yaml(text: str) -> str:
         return "what it makes is no mapping of options to values"
     strange = [key for key in found if not isinstance(key, str)]
     return f"what it makes has the key {strange[0]!r}, which is no text: quote it" if strange else ""
+
+
+_FREE = "shutdown-timeout"
+"""What a template may have otherwise of what gpuready sets itself: the time to stop, beside that of the unit."""
+
+
+def wrong_own(found: Mapping[str, Any], deployment: Mapping[str, Any]) -> str:
+    """Return which of the options that gpuready sets itself, or that no file may hold, a file has otherwise."""
+    engine = deployment["engine"]
+    release = table(engine, deployment["engine_version"])
+    planned = {
+        release.canonical(one["name"]): one["value"] for group in deployment["options"].values() for one in group
+    }
+    written: dict[str, Any] = {}
+    for name, value in found.items():
+        canonical = release.canonical(spelled(name, engine))
+        if canonical in written:
+            return f"what it makes has {canonical} twice, in two spellings"
+        written[canonical] = value
+    if secret := sorted(SECRET & written.keys()):
+        return f"what it makes has {secret[0]}, a secret, and rendered files are no place for one"
+    for name in sorted({release.canonical(one) for one in OWN[engine]} - {_FREE}):
+        if written.get(name) != planned.get(name):
+            value = f"{planned[name]!r}" if name in planned else "not set"
+            return f"what it makes has another {name} than gpuready's own, which is {value}"
+    return ""
+
+
+def _says(node: nodes.Expr) -> bool:
+    """Say whether a part of a template writes more than blank lines and comments."""
+    if not isinstance(node, nodes.TemplateData):
+        return True
+    return any(line.strip() and not line.strip().startswith("#") for line in node.data.splitlines())
 
 
 def wrong_variables(text: str) -> str:
