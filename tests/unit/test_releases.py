@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import grp
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -164,5 +165,6 @@ def test_link_is_replaced(tmp_path: Path) -> None:
 
 def test_replica_names() -> None:
     assert split_replica("chat-long.12") == ("chat-long", 12)
-    with pytest.raises(ValueError, match="chat"):
-        split_replica("chat")
+    for name in ("chat", "chat.", ".0", "../chat.0", "/chat.0", "a b.0", "chat.\u00b2", "chat.-1", "chat.0\n"):
+        with pytest.raises(ValueError, match=re.escape(name)):
+            split_replica(name)

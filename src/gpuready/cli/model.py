@@ -17,9 +17,20 @@ from gpuready.serving import models
 
 def _wanted(call: Call) -> list[dict[str, Any]]:
     wanted = call.input.get("models")
-    if not isinstance(wanted, list) or not all(isinstance(one, dict) and one.get("path") for one in wanted):
+    if not isinstance(wanted, list) or not all(isinstance(one, dict) and _is_path(one.get("path")) for one in wanted):
         raise Refusal(Failure("input.missing", "Input key models is not a list of {model, path, generated}"))
     return wanted
+
+
+def _is_path(given: object) -> bool:
+    return isinstance(given, str) and bool(given)
+
+
+def _store(call: Call) -> Path:
+    store = call.input.get("store") or str(models.STORE)
+    if not _is_path(store):
+        raise Refusal(Failure("input.store", f"Input key store is {store!r}", "", "give the path of a folder"))
+    return Path(store)
 
 
 def _check(call: Call) -> Result:
@@ -74,7 +85,10 @@ def _bring(call: Call) -> Result:
 
 def _mounted(call: Call) -> Result:
     """Have the store's filesystem there first; a check sees it as it will be."""
-    wanted = storage.declared(call.input.get("store"))
+    given = call.input.get("store")
+    if given is not None and not isinstance(given, dict):
+        raise Refusal(Failure("input.store", f"Input key store is {given!r}", "", "give {mount: ..., disk: ...}"))
+    wanted = storage.declared(given)
     result = storage.settle(Machine(), wanted, call.check)
     if wanted is not None and result.data.get("pending"):
         storage_view.see(Machine(), wanted)
@@ -93,7 +107,7 @@ def _verify(call: Call) -> Result:
 
 
 def _downloaded(call: Call) -> list[Path]:
-    store = Path(call.input.get("store") or models.STORE)
+    store = _store(call)
     return sorted(path for path in store.glob("[!.]*@*") if (path / models.MANIFEST).exists())
 
 
@@ -125,7 +139,7 @@ def _place(call: Call) -> Result:
 
 
 def _list(call: Call) -> Result:
-    store = Path(call.input.get("store") or models.STORE)
+    store = _store(call)
     found = []
     for folder in sorted(store.glob("*@*")) if store.is_dir() else []:
         if not folder.name.startswith("."):

@@ -80,6 +80,7 @@ def running(layout: Layout, replica: str) -> Start:
 
 def read_devices(layout: Layout, replica: str) -> dict[str, str]:
     """Return what the first step of the unit wrote for this start; empty before it."""
+    _split(replica)
     path = layout.run(replica) / "devices.env"
     if not path.exists():
         return {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grp
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from gpuready.serving.files import KEEP
 UNIT = "gpuready-engine@{replica}.service"
 ORDER = "gpuready-order.conf"
 ENGINE_USER = "gpuready-engine"
+_REPLICA = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)\.([0-9]+)")
+"""What becomes part of a path: a slash in it would lead elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ def split_replica(replica: str) -> tuple[str, int]:
     Raises:
         ValueError: when it is not of that form.
     """
-    name, _, index = replica.rpartition(".")
-    if not name or not index.isdigit():
+    found = _REPLICA.fullmatch(replica)
+    if found is None:
         raise ValueError(replica)
-    return name, int(index)
+    return found[1], int(found[2])
