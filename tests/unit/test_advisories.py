@@ -54,6 +54,10 @@ def test_a_span_begins_with_its_first_release_and_ends_before_its_fix() -> None:
     assert "CVE-2026-48746" in ids("0.19.1") & ids("0.3.0") & ids("0.21.9")
     assert "CVE-2026-48746" not in ids("0.22.0") | ids("0.2.9")
     assert "CVE-2025-48956" in ids("0.10.1")
+    # A candidate has what its release comes with, and not surely what the release mends.
+    assert "CVE-2026-12491" in ids("0.11.0rc1") & ids("0.11.0") & ids("0.11.0.post1")
+    assert "CVE-2026-44223" in ids("0.20.0rc1")
+    assert "CVE-2026-44223" not in ids("0.20.0") | ids("0.20.0.post1")
     assert "CVE-2025-48956" not in ids("0.10.1.1")
     assert ids("0.33.0") == {"CVE-2026-9540"}
 

@@ -18,6 +18,8 @@ from gpuready.planning.memory.versions import parse
 _DECLARED = {"speculative-config": "draft", "enable-lora": "lora", "lora-paths": "lora"}
 """Flags that a deployment has by a field of its own."""
 _TOLD_ONLY = "low"
+_NUMBERS = 4
+"""Of a release, before its stage (rc1, post1)."""
 _ESCAPED = "escaped_letters"
 
 
@@ -58,7 +60,10 @@ def of_release(engine: str, version: str) -> list[dict[str, Any]]:
 
 def _spans(one: Mapping[str, Any], release: tuple[int, ...]) -> bool:
     first, before = (parse(one[key]) if key in one else None for key in ("first", "before"))
-    return not ((first is not None and release < first) or (before is not None and release >= before))
+    # What a release has come with is in its candidates too; a fix may have come after them.
+    return not (
+        (first is not None and release[:_NUMBERS] < first[:_NUMBERS]) or (before is not None and release >= before)
+    )
 
 
 def judge(exposure: Exposure, accepted: Iterable[str] = ()) -> Judgement:
