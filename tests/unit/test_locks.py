@@ -125,3 +125,13 @@ def test_a_wheel_fits_a_python_or_not(file: str, python: str, fits: bool) -> Non
     wheel = locks.wheel_of(Path(file))
     assert wheel is not None
     assert wheel.fits(python) is fits
+
+
+def test_a_folder_of_wheels_may_hold_what_is_no_file(tmp_path: Path) -> None:
+    """A link that leads nowhere, or a wheel that somebody unpacked in place."""
+    content = b"wheel"
+    lock = locks.parse("x-py312", f"a==1 \\\n    --hash=sha256:{hashlib.sha256(content).hexdigest()}\n")
+    (tmp_path / "a-1-py3-none-any.whl").write_bytes(content)
+    (tmp_path / "a-1-1-py3-none-any.whl").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "a-1-2-py3-none-any.whl").mkdir()
+    assert locks.wheels_in([tmp_path], lock) == [tmp_path / "a-1-py3-none-any.whl"]

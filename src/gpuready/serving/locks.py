@@ -146,7 +146,7 @@ def wheels_in(folders: Iterable[Path], lock: Lock) -> list[Path]:
     for folder in folders:
         for path in sorted(folder.glob("*.whl")) if folder.is_dir() else []:
             wheel = wheel_of(path)
-            if wheel is None or wheel.name not in pinned or not wheel.fits(lock.python):
+            if wheel is None or wheel.name not in pinned or not wheel.fits(lock.python) or not path.is_file():
                 continue
             wanted = pinned[wheel.name]
             # The hash is looked at last: a wheel of torch is large, and most wheels differ by name already.
