@@ -88,7 +88,7 @@ def names_an_engine(log: Log) -> bool:
 def _named(log: Log) -> Iterator[Event]:
     """Yield what engines, kernel and systemd said in words of their own, each rule once."""
     for rule in faults()["messages"]:
-        found = log.search(rule["pattern"])
+        found = [one for one in log.search(rule["pattern"]) if not _ruled_out(rule, one)]
         if not found:
             continue
         first = found[0]
@@ -108,6 +108,11 @@ def _named(log: Log) -> Iterator[Event]:
             cgroup=bool(rule.get("cgroup")),
             engine=rule.get("engine"),
         )
+
+
+def _ruled_out(rule: Mapping[str, Any], found: Found) -> bool:
+    """Say whether the lines around a place give the message another cause than memory."""
+    return "unless" in rule and pattern(rule["unless"]).search("\n".join(_around(found))) is not None
 
 
 def _shortage(log: Log, found: Found) -> Shortage | None:
