@@ -127,10 +127,15 @@ def test_a_log_from_anywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert said["data"]["diagnosis"]["phase"] == "runtime"
 
 
+def given(content: bytes) -> io.TextIOWrapper:
+    """Return standard input that holds this."""
+    return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8")
+
+
 def test_that_it_was_something_else_is_an_answer(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("RuntimeError: Found no NVIDIA driver on your system.\n"))
+    monkeypatch.setattr("sys.stdin", given(b"RuntimeError: Found no NVIDIA driver on your system.\n"))
     code, out, _ = called(["--log", "-", "--json"], capsys)
     assert code == 0
     data = json.loads(out)["data"]
@@ -149,3 +154,36 @@ def test_a_log_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = called(["--log", "/no/such/log"], capsys)
     assert code == 2
     assert "/no/such/log cannot be read" in err
+
+
+def test_of_a_log_that_is_too_long_to_keep_the_end_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "engine.log"
+    with path.open("wb") as file:
+        file.truncate(70 * 1024**2)  # a hole, as rotation leaves one
+        file.seek(0, io.SEEK_END)
+        file.write(b"\xe2\x96 cut in the middle of a character\n" + SERVING.encode())
+    code, out, _ = called(["--log", str(path), "--json"], capsys)
+    assert (code, json.loads(out)["data"]["diagnosis"]["kind"]) == (0, "activation")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"", "is empty"), (b" \n\n", "is empty"), (bytes(range(128, 256)) * 40, "is no text")],
+    ids=["empty", "blank", "binary"],
+)
+@pytest.mark.parametrize("piped", [True, False], ids=["stdin", "file"])
+def test_what_holds_no_log_is_refused(
+    content: bytes,
+    said: str,
+    piped: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = tmp_path / "engine.log"
+    path.write_bytes(content)
+    monkeypatch.setattr("sys.stdin", given(content))
+    code, out, err = called(["--log", "-" if piped else str(path)], capsys)
+    where = "standard input" if piped else str(path)
+    assert (code, out) == (2, "")
+    assert f"{where} {said}" in err

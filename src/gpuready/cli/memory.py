@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from gpuready.cli.reading import called, text_of
+from gpuready.cli.reading import called, log_of
 from gpuready.cli.verb import Call, Option, Verb
+from gpuready.memory import lines
 from gpuready.operations import memory
 from gpuready.outcome import Failure, Refusal, Result
 from gpuready.serving.layout import Layout
@@ -14,7 +15,7 @@ def _diagnose(call: Call) -> Result:
     if bool(replica) == (log is not None):
         what = "gpuready memory diagnose wants either a replica or a log"
         raise Refusal(Failure("command.line", what, "", "give a replica, e.g. chat.0, or --log FILE (- for stdin)"))
-    return memory.of_replica(Layout(), replica) if replica else memory.of_text(text_of(log), called(log))
+    return memory.of_replica(Layout(), replica) if replica else memory.of_text(log_of(log, lines.LONGEST), called(log))
 
 
 VERBS = {

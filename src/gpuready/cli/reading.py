@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from gpuready.outcome import Failure, MachineCannot, Refusal
 
 LARGEST = 64 * 1024**2
 """Bytes of a file that is read: far beyond every configuration and every table of runs."""
+LARGEST_LOG = 4 * 1024**3
+"""Bytes of a log that is read, of which the end alone is kept: an end to a device that has none."""
+_CHUNK = 1024**2
+_SOME = 8
+"""One in so many characters that are none: no text."""
 
 
 _LONGEST_PATH = 300
@@ -47,6 +54,39 @@ def text_of(path: str) -> str:
         raise Refusal(Failure("input.unreadable", f"{where} cannot be read", str(error.strerror))) from error
     except UnicodeDecodeError as error:
         raise Refusal(Failure("input.not_text", f"{where} is not UTF-8 text")) from error
+
+
+def log_of(path: str, most: int) -> str:
+    """Return the last bytes of a log, `most` or less; `-` is standard input.
+
+    A process that died may have left a character half written, and rotation a hole of NUL bytes: neither is refused.
+
+    Raises:
+        Refusal: when it cannot be read, never ends or is no text.
+    """
+    where, kept, count = called(path), b"", 0
+    if not path:
+        raise Refusal(Failure("input.unreadable", "no file is named", "", "name one; - is standard input"))
+    try:
+        with _bytes_of(path) as file:
+            while chunk := file.read(_CHUNK):
+                count += len(chunk)
+                if count > LARGEST_LOG:
+                    raise Refusal(Failure("input.too_large", f"{where} is larger than {LARGEST_LOG // 1024**2} MiB"))
+                kept = (kept + chunk)[-most:]
+    except OSError as error:
+        raise Refusal(Failure("input.unreadable", f"{where} cannot be read", str(error.strerror))) from error
+    text = kept.replace(b"\0", b"").decode("utf-8", errors="replace")
+    if text.count("\N{REPLACEMENT CHARACTER}") * _SOME > len(text):
+        raise Refusal(Failure("input.not_text", f"{where} is no text"))
+    return text
+
+
+def _bytes_of(path: str) -> AbstractContextManager[BinaryIO]:
+    """Return a file to read and close; standard input stays open, and is empty where nobody gives any."""
+    if path != "-":
+        return Path(path).open("rb")
+    return nullcontext(io.BytesIO() if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer)
 
 
 def json_of(path: str) -> Any:

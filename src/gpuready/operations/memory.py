@@ -14,7 +14,7 @@ from gpuready.memory import diagnosis
 from gpuready.memory.diagnosis import TITLES, Diagnosis
 from gpuready.memory.neighbours import Holder
 from gpuready.operations import start
-from gpuready.outcome import MachineCannot, Result
+from gpuready.outcome import Failure, MachineCannot, Refusal, Result
 from gpuready.planning.cures import BOUNDS
 from gpuready.serving import units
 from gpuready.serving.files import as_json, read_json, write_text
@@ -49,7 +49,13 @@ def last_failure(layout: Layout, deployment: str) -> str:
 
 
 def of_text(text: str, where: str) -> Result:
-    """Say which out-of-memory a log tells of, if any."""
+    """Say which out-of-memory a log tells of, if any.
+
+    Raises:
+        Refusal: when there is nothing in it, which must not read as if memory had sufficed.
+    """
+    if not text.strip():
+        raise Refusal(Failure("input.empty", f"{where} is empty", "", "give the engine's log from its start"))
     seen = diagnosis.of_log(text)
     return answer(seen, None if seen else diagnosis.other_cause(text), "", where)
 
