@@ -372,6 +372,9 @@ def test_a_disk_that_is_too_small_for_the_models_is_refused_with_its_serial() ->
         "declare a greater disk, or smaller models."
     )
     assert preflight.disk_failures("h1", {"/srv/models": 1.0}, {"filesystems": {"/srv/models": found}}) == []
+    # It is there to be written to, also where nothing is to be downloaded yet.
+    tiny = {"filesystems": {"/srv/models": {**found, "free_bytes": GIB}}}
+    assert len(preflight.disk_failures("h1", {"/srv/models": 0.0}, tiny)) == 1
     assert storage.filesystem_of(disk("S1"), facts([ours()])) is None
 
 

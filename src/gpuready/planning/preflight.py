@@ -208,7 +208,7 @@ def disk_failures(host: str, needs_gib: Mapping[str, float], facts: Mapping[str,
     failures = []
     for mount, entry in by_mount.items():
         # A share of weights that this server only reads may be full.
-        only_read = entry["paths"] == [sources.STORE] and not needs_gib[sources.STORE]
+        only_read = entry["paths"] == [sources.STORE] and not needs_gib[sources.STORE] and entry["fix"] is None
         if entry["free"] < entry["need"] and not only_read:
             paths = ", ".join(entry["paths"])
             free, need = f"{entry['free']:.1f}", f"{entry['need']:.1f}"
