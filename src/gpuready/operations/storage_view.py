@@ -139,7 +139,8 @@ def _mount_share(wanted: Declared, place: str) -> None:
             refused.append(str(error))
         else:
             return
-        if "no answer" in refused[-1]:
+        if re.search(r"no answer|timed out", refused[-1]):
+            # One that does not answer one version answers none, and each would take its time.
             break
     raise _Unmounted("; ".join(dict.fromkeys(refused)))
 
