@@ -243,8 +243,8 @@ def test_a_model_that_comes_late_is_waited_for_and_counts_nothing(serving: Machi
 
 def test_a_filesystem_that_is_not_mounted_at_first_is_waited_for(serving: Machine) -> None:
     """Also by the unit's part of a release: a mount that failed once must not be the end of the engine's start."""
-    # A file is not mounted on a folder; where nothing is, systemd makes the folder that it then mounts.
-    serving.ssh("touch /root/share")
+    # A link to nowhere is not mounted; where nothing is, systemd makes the folder that it then mounts.
+    serving.ssh("ln -s /nowhere/at/all /root/share")
     mount = "[Mount]\nWhat=/root/share\nWhere=/srv/models/share\nType=none\nOptions=bind\n"
     serving.ssh("cat > /etc/systemd/system/srv-models-share.mount", stdin=mount)
     moved = {**PLAN, "model_path": "/srv/models/share/model"}
