@@ -308,9 +308,10 @@ def test_a_mount_that_does_not_come_is_one_sentence_with_systemds_words(played: 
         storage.settle(played.machine, share(), check=False)
 
 
-def test_a_dead_share_is_found_within_a_limit_before_anything_touches_it(played: Played) -> None:
+@pytest.mark.parametrize("code", [137, -9])
+def test_a_dead_share_is_found_within_a_limit_before_anything_touches_it(played: Played, code: int) -> None:
     played._mounted("nas:/models")
-    played.answers["timeout --signal=KILL"] = Done(137, "", "")
+    played.answers["timeout --signal=KILL"] = Done(code, "", "")
     for wanted in (share(), None):
         with pytest.raises(MachineCannot) as caught:
             storage.settle(played.machine, wanted, check=False)

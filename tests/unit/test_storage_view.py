@@ -133,6 +133,20 @@ def test_versions_of_nfs_are_tried_from_the_newest_down(
         assert [words[4].split(",")[2] for words in unshared] == ["vers=3"]
 
 
+def test_a_refusal_that_takes_long_is_no_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(storage_view, "CONNECT_SECONDS", 0)
+    (tmp_path / "mount").write_text(
+        "#!/bin/sh\necho 'mount: /x: NFS4: Couldn'\\''t follow remote path.' >&2; exit 32\n"
+    )
+    (tmp_path / "mount").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(storage_view._Unmounted, match=r"^no answer within 0 s$"):
+        storage_view._mount(["x"])
+    monkeypatch.setattr(storage_view, "CONNECT_SECONDS", 60)
+    with pytest.raises(storage_view._Unmounted, match=r"^NFS4: Couldn't follow remote path$"):
+        storage_view._mount(["x"])
+
+
 def test_a_mount_that_hangs_is_ended_and_no_other_version_is_tried(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -28,8 +28,8 @@ _ENDS = 1 << 20
 """Bytes that are read at both ends of a disk."""
 _COLUMNS = "NAME,PATH,TYPE,SIZE,RO,SERIAL,FSTYPE,LABEL,UUID,PTTYPE,MOUNTPOINTS"
 _PROGRAMS = {"ext4": "e2fsprogs", "xfs": "xfsprogs", "nfs": "nfs-common", "nfs4": "nfs-common"}
-_KILLED = (124, 137)
-"""What timeout(1) ends with when it had to end the program."""
+_KILLED = (124, 137, -9)
+"""What timeout(1) ends with when it had to end the program; by SIGKILL it ends itself, too."""
 
 _MARK = "# Written by gpuready"
 _UNIT = f"""\

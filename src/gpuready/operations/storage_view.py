@@ -13,6 +13,7 @@ import os
 import re
 import socket
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -112,12 +113,16 @@ def _mount_point() -> Iterator[str]:
 
 
 def _mount(words: list[str]) -> None:
+    began = time.monotonic()
     try:
         done = subprocess.run(
             ["mount", *words], capture_output=True, text=True, errors="replace", check=False, timeout=MOUNT_SECONDS
         )
     except subprocess.TimeoutExpired:
         raise _Unmounted(f"no answer within {MOUNT_SECONDS} s") from None
+    if done.returncode and time.monotonic() - began > CONNECT_SECONDS:
+        # What the kernel calls it then says nothing about the time: NFS4: Couldn't follow remote path.
+        raise _Unmounted(f"no answer within {time.monotonic() - began:.0f} s")
     if done.returncode:
         first = (done.stderr.strip().splitlines() or [f"mount ended with {done.returncode}"])[0]
         raise _Unmounted(re.sub(r"^mount: (\S+: )?(fsconfig\(\) failed: )?", "", first).rstrip("."))
