@@ -93,7 +93,7 @@ class Disk:
     serial: str
     bus: str = "virtio-blk-pci"
     """A device of qemu: virtio-blk-pci, nvme or scsi-hd."""
-    size: str = "2G"
+    size: str = "4G"
     made_by: Sequence[str] = ()
     """The program that puts something on it; without one it is blank."""
 
@@ -139,7 +139,8 @@ class VirtualMachine:
             assert self._qemu.poll() is None, (self.folder / "console.log").read_text(errors="replace")[-2000:]
             assert time.monotonic() < limit, (self.folder / "console.log").read_text(errors="replace")[-2000:]
             time.sleep(1)
-        self.ssh("systemctl is-system-running --wait", check=False)
+        # ssh answers before all else is up, and before systemd knows that it is still starting.
+        self.ssh("systemctl start gpuready-standin-hardware.service multi-user.target", check=False)
 
     def pull_the_plug(self) -> None:
         """Take its power away; what its disks were given is on them."""

@@ -99,12 +99,12 @@ def mounted(vm: VirtualMachine) -> str:
 def test_a_disk_that_holds_anything_is_refused_and_stays_as_it_is(vm: VirtualMachine) -> None:
     before = digest(vm, "SCSI0003")
     answer = bring(vm, disk("SCSI0003"))
-    assert "models_disk.serial = SCSI0003: /dev/sda, 2.0 GiB is not empty: it has the signature of ext4" in said(answer)
+    assert "models_disk.serial = SCSI0003: /dev/sda, 4.0 GiB is not empty: it has the signature of ext4" in said(answer)
     assert facts(vm, disk("SCSI0003"))["data"]["store"]["failures"] == answer["failures"]
     assert not vm.ssh("ls /etc/systemd/system/srv-models.mount /var/lib/gpuready/formatting", check=False).stdout
     assert digest(vm, "SCSI0003") == before
     vm.ssh("mkdir -p /mnt/theirs; mount /dev/sda /mnt/theirs")
-    assert "/dev/sda, 2.0 GiB is in use (/mnt/theirs)" in said(bring(vm, disk("SCSI0003")))
+    assert "/dev/sda, 4.0 GiB is in use (/mnt/theirs)" in said(bring(vm, disk("SCSI0003")))
     vm.ssh("umount /mnt/theirs")
 
 
