@@ -42,21 +42,34 @@ def show(request: Mapping[str, Any]) -> dict[str, Any]:
     """
     clock = time.time()
     stored_models = store_facts(request.get("store"))
-    devices = pci.scan()
     read = host.facts(request.get("paths", []))
-    packages = installed_packages(request.get("packages", []))
-    stored = read_json(Layout().plan)
+    targets = {path: _target(path) for path in request.get("targets", [])}
     filesystems = {
         one.path: {"mount": one.mount_point, "total_bytes": one.total_bytes, "free_bytes": one.free_bytes}
         for one in read.filesystems
     }
-    targets = {path: _target(path) for path in request.get("targets", [])}
     if stored_models:
         filesystems |= stored_models.pop("filesystems")
         targets |= stored_models.pop("targets")
-    offered, unread = candidates([name for name in request.get("offered", []) if packages.get(name) is None])
+    stored = read_json(Layout().plan)
     return {
         "clock": clock,
+        **_system(read, request),
+        **_hardware(read),
+        **_packages(request),
+        "filesystems": filesystems,
+        "targets": targets,
+        "store": stored_models,
+        "models": models_facts(request),
+        "engines": engine_folders(),
+        "stored_plan": stored,
+        "cures": read_json(Layout().cures) or {},
+        "placement": placement(stored),
+    }
+
+
+def _system(read: host.HostFacts, request: Mapping[str, Any]) -> dict[str, Any]:
+    return {
         "unknown_locales": surroundings.unknown_locales(),
         "os": {"id": read.system.distribution, "version": read.system.distribution_version},
         "kernel": read.system.kernel,
@@ -66,6 +79,23 @@ def show(request: Mapping[str, Any]) -> dict[str, Any]:
         "pythons": pythons.of_distribution(),
         "pythons_named": {path: pythons.look(path) for path in request.get("pythons", [])},
         "container": read.system.container,
+        "simulated_marker": read.simulated_machine,
+        "listening": [
+            {
+                "address": one.address,
+                "port": one.port,
+                "pid": one.pid,
+                "program": one.program,
+                "unit": host.unit(one.pid) if one.pid else None,
+            }
+            for one in read.listening_ports or ()
+        ],
+    }
+
+
+def _hardware(read: host.HostFacts) -> dict[str, Any]:
+    devices = pci.scan()
+    return {
         "numa_nodes": [asdict(node) for node in read.numa_nodes or ()],
         "shared_memory": asdict(read.shared_memory) if read.shared_memory else None,
         "cpu": asdict(read.cpu),
@@ -77,30 +107,18 @@ def show(request: Mapping[str, Any]) -> dict[str, Any]:
         "nvswitch_count": len(pci.nvswitches(devices)),
         "nvme_count": len(pci.nvmes(devices)),
         "nvml": _nvml(),
-        "filesystems": filesystems,
-        "targets": targets,
-        "store": stored_models,
-        "listening": [
-            {
-                "address": one.address,
-                "port": one.port,
-                "pid": one.pid,
-                "program": one.program,
-                "unit": host.unit(one.pid) if one.pid else None,
-            }
-            for one in read.listening_ports or ()
-        ],
-        "simulated_marker": read.simulated_machine,
-        "models": models_facts(request),
-        "engines": engine_folders(),
+    }
+
+
+def _packages(request: Mapping[str, Any]) -> dict[str, Any]:
+    packages = installed_packages(request.get("packages", []))
+    offered, unread = candidates([name for name in request.get("offered", []) if packages.get(name) is None])
+    return {
         "packages": packages,
         "begun": begun(packages),
         "candidates": offered,
         "candidates_problem": unread,
         "repositories": masked(repositories()) if None in packages.values() and shutil.which("apt-get") else [],
-        "stored_plan": stored,
-        "cures": read_json(Layout().cures) or {},
-        "placement": placement(stored),
     }
 
 
