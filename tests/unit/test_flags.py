@@ -57,6 +57,8 @@ def refused(flags: dict[str, Any], engine: tuple[str, str]) -> str:
         (S, {"lora-paths": ["a=/b"]}, "SGLang 0.5.10.post1 takes it on its command line alone, not from its file"),
         (S, {"admin-api-key": "x"}, "is a secret, and rendered files are no place for one"),
         (S, {"dp-size": 2}, "is set by gpuready itself"),
+        (T, {"kv_cache_config": {}}, "the plan sets parts of it (kv_cache_config.free_gpu_memory_fraction, "),
+        (T, {"cuda_graph_config": None}, "(cuda_graph_config.max_batch_size); name the parts that you want instead"),
         (
             T,
             {"kv_cache_config": {"free_gpu_memory_fracton": 0.9}},

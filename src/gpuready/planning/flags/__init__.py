@@ -151,6 +151,10 @@ def _refused(what: str, name: str, value: Any, engine: str, release: Table, owne
     if known.line_only and known.name not in owned:
         why = f"{release.title} takes it on its command line alone, not from its file"
         return Failure("plan.flag", f"{what} is refused", why, "remove it")
+    parts = [one for one in owned if one.startswith(f"{canonical}.")]
+    if parts and not value:
+        why = f"the plan sets parts of it ({', '.join(parts)})"
+        return Failure("plan.flag", f"{what} = {shown(value)} is refused", why, "name the parts that you want instead")
     # A setting that the planner counts with has a range of its own.
     return None if canonical in owned else _unfit(what, value)
 
