@@ -42,8 +42,16 @@ def test_what_a_killed_run_left_half_written_goes(store: Store, tmp_path: Path) 
     half = store.layout.releases("chat") / ".2.new"
     half.mkdir()
     (half / "serve.yaml").write_text("half")
+    store.point(0, number)
+    halves = [
+        store.layout.current("chat", 0).with_name(".current.new"),
+        store.layout.releases("chat") / f"{number}/.verified.json.new",
+    ]
+    halves[0].symlink_to(f"../../../releases/chat/{number}")
+    halves[1].write_text("half")
     store.prune()
-    assert not half.exists()
+    assert not any(os.path.lexists(one) for one in (half, *halves))
+    assert store.current(0) == number
     assert store.numbers() == [number]
     (tmp_path / ".plan.json.new").write_text("half")
     write_text(tmp_path / "plan.json", "whole")

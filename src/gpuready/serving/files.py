@@ -77,7 +77,9 @@ def set_access(path: Path, mode: int, gid: int = KEEP) -> None:
 
 
 def link(path: Path, target: str) -> None:
-    """Point the symbolic link `path` to `target` in one step."""
+    """Point the symbolic link `path` to `target` in one step, where it does not already."""
+    if path.is_symlink() and str(path.readlink()) == target:
+        return
     temporary = beside(path)
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)

@@ -141,7 +141,8 @@ class Store:
 
     def prune(self) -> None:
         """Remove the oldest releases beyond what is kept, and half-written ones; what is used or proved last stays."""
-        links = (self.layout.state / "replicas" / self.deployment).glob("*/current")
+        replicas = self.layout.state / "replicas" / self.deployment
+        links = replicas.glob("*/current")
         needed = {self.current(int(path.parent.name)) for path in links if path.parent.name.isdigit()}
         needed.add(self.newest_verified())
         for number in self.numbers()[:-KEPT]:
@@ -149,6 +150,8 @@ class Store:
                 shutil.rmtree(self.folder(number))
         for half in self._folder.glob(".*.new"):
             shutil.rmtree(half)
+        for half in (*self._folder.glob("*/.*.new"), *replicas.glob("*/.*.new")):
+            half.unlink()
 
 
 def begin_trial(layout: Layout, replica: str, number: int, start_seconds: float | None = None) -> None:
