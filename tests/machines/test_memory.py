@@ -87,6 +87,12 @@ def test_a_start_that_systemd_repeats_is_read_as_well(server: Machine) -> None:
     )
     server.ssh("systemctl daemon-reload; rm -f /root/second")
     script = f'test -e /root/second && exec sleep 60\ntouch /root/second\ncat <<"LOG" >&2\n{NO_ROOM}\nLOG\nexit 1\n'
-    server.ssh("cat > /root/engine-standin; systemctl start gpuready-engine@chat.0; sleep 2", stdin=script)
+    begun = "systemctl show gpuready-engine@chat.0 --property NRestarts | grep -qx NRestarts=1"
+    server.ssh(
+        "cat > /root/engine-standin; systemctl start gpuready-engine@chat.0; "
+        f"until {begun} && systemctl is-active --quiet gpuready-engine@chat.0; do sleep 0.1; done",
+        stdin=script,
+        timeout=60,
+    )
     answer = server.ssh("python3 $(readlink -f /root/part.pyz) memory diagnose chat.0 --json")
     assert json.loads(answer.stdout)["data"]["diagnosis"]["kind"] == "kv_cache"

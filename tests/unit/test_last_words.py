@@ -58,7 +58,7 @@ def test_what_the_former_engine_said_while_it_ended_is_not_the_new_ones(monkeypa
     journal = "\n".join(json.dumps({"MESSAGE": line}) for line in lines)
 
     def asked(words: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        assert "_SYSTEMD_UNIT=gpuready-engine@chat.0.service" in words
+        assert words == ["journalctl", "--sync"] or "_SYSTEMD_UNIT=gpuready-engine@chat.0.service" in words
         return subprocess.CompletedProcess(words, 0, journal, "")
 
     monkeypatch.setattr("subprocess.run", asked)

@@ -149,8 +149,7 @@ def starts(unit: str) -> Iterator[str]:
 
     The last one may say nothing yet, or only that the one before was given up.
     """
-    # What a process wrote in its last moment may still be on its way.
-    subprocess.run(["journalctl", "--sync"], capture_output=True, check=False)
+    units.sync_journal()
     known = units.properties(unit, "InvocationID", "NRestarts")
     repeated = int(known.get("NRestarts") or 0)
     # systemd forgets the start of a unit that has ended well, or whose failure was reset; the journal does not.

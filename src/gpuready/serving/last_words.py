@@ -12,6 +12,8 @@ import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from gpuready.serving import units
+
 LINES = 400
 SHOWN = 6
 LONGEST_LINE = 400
@@ -56,6 +58,7 @@ def of_unit(unit: str, since: float) -> Words:
 
     The former engine, which a restart ends, speaks first.
     """
+    units.sync_journal()
     words = ["journalctl", f"_SYSTEMD_UNIT={unit}", f"--since=@{since:.0f}", "--no-pager", "--output=json"]
     answer = subprocess.run([*words, f"--lines={LINES * 5}"], capture_output=True, text=True, check=False)
     lines = list(_messages(answer.stdout))

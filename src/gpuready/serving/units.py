@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import subprocess
 from pathlib import Path
@@ -52,12 +53,17 @@ def last_words(unit: str, lines: int = 15) -> str:
     return answer.stdout.strip()
 
 
+def sync_journal() -> None:
+    """Have the journal take up what processes wrote in their last moment, which may still be on its way."""
+    with contextlib.suppress(FileNotFoundError):
+        subprocess.run(["journalctl", "--sync"], capture_output=True, check=False)
+
+
 def words_of(invocation: str, lines: int) -> list[str]:
     """Return the last lines that the processes of one start of a unit wrote to the journal."""
     if not invocation:
         return []
-    # What a process wrote in its last moment may still be on its way.
-    subprocess.run(["journalctl", "--sync"], capture_output=True, check=False)
+    sync_journal()
     wanted = [f"_SYSTEMD_INVOCATION_ID={invocation}", "--lines", str(lines)]
     answer = subprocess.run(
         ["journalctl", *wanted, "--no-pager", "--output", "cat"], capture_output=True, text=True, check=False
