@@ -47,7 +47,8 @@ ExecStart=/bin/sh /root/engine-standin
 UNIT
 systemctl daemon-reload
 """
-START = "cat > /root/engine-standin; systemctl start gpuready-engine@chat.0; sleep 2; systemctl reset-failed || true"
+# The journal knows of whose start a line is only while the unit runs, so an engine lives on for a moment after it.
+START = "cat > /root/engine-standin; systemctl start gpuready-engine@chat.0; sleep 4; systemctl reset-failed || true"
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +73,10 @@ def diagnosed(server: Machine, engine: str) -> dict[str, Any]:
 
 
 def test_the_last_start_alone_speaks(server: Machine) -> None:
-    found = diagnosed(server, f'cat <<"LOG" >&2\n{NO_ROOM}\nLOG\nexit 1\n')
+    found = diagnosed(server, f'cat <<"LOG" >&2\n{NO_ROOM}\nLOG\nsleep 1; exit 1\n')
     assert found["diagnosis"]["kind"] == "kv_cache"
     assert (found["diagnosis"]["cure"]["flag"], found["diagnosis"]["cure"]["value"]) == ("max-model-len", 9344)
-    found = diagnosed(server, "echo 'OSError: [Errno 98] Address already in use' >&2; exit 1\n")
+    found = diagnosed(server, "echo 'OSError: [Errno 98] Address already in use' >&2; sleep 1; exit 1\n")
     assert found["diagnosis"] is None
     assert found["other_cause"].startswith("the port is in use")
 
@@ -86,7 +87,9 @@ def test_a_start_that_systemd_repeats_is_read_as_well(server: Machine) -> None:
         f"mkdir -p $(dirname {drop_in}); cat > {drop_in}", stdin="[Service]\nRestart=on-failure\nRestartSec=100ms\n"
     )
     server.ssh("systemctl daemon-reload; rm -f /root/second")
-    script = f'test -e /root/second && exec sleep 60\ntouch /root/second\ncat <<"LOG" >&2\n{NO_ROOM}\nLOG\nexit 1\n'
+    script = (
+        f'test -e /root/second && exec sleep 60\ntouch /root/second\ncat <<"LOG" >&2\n{NO_ROOM}\nLOG\nsleep 1; exit 1\n'
+    )
     begun = "systemctl show gpuready-engine@chat.0 --property NRestarts | grep -qx NRestarts=1"
     server.ssh(
         "cat > /root/engine-standin; systemctl start gpuready-engine@chat.0; "
